@@ -469,7 +469,7 @@ def with_store(here: Fleet, work: Callable[[Store], Awaitable[int]], *, writes: 
             code = await work(store)
             if writes:
                 for hub, why in unreached(store).items():
-                    warn(f"hub {hub} was not reached, so what is set there stays until it expires ({why})")
+                    warn(f"hub {hub} was not reached, so what is set there stays, unless it expires ({why})")
             elif missing := fleet.in_part(list(here.asked.values()), unanswered(here, store)):
                 warn(missing)
                 code = code or PARTIAL

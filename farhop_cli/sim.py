@@ -68,14 +68,13 @@ def run(options: Options) -> int:
     for result in results:
         if not result.score.whole.asked:
             warn(f"{result.key.slug}: no request came while it counts, so its figures say nothing; simulate longer")
-    files: list[Path] = []
-    if options.out is not None and options.plots:
-        files = pictures([(scenario, results)], scenario.doc.name, [table(scenario, results)], options.out)
     if options.as_json:
         show.json(document(scenario, results))
     else:
         print_results(scenario, results)
-        for path in files:
+    if options.out is not None and options.plots:  # after the table: the disk may be full
+        files = pictures([(scenario, results)], scenario.doc.name, [table(scenario, results)], options.out)
+        for path in files if not options.as_json else ():
             show.line(f"written: {path}")
     return NEGATIVE if any(result.score.violations for result in results) else 0
 
@@ -96,7 +95,8 @@ def pictures(
     path = out / f"{title}.html"
     about = "Simulated; ± is the 95 % interval of the mean over seeds (Student's t)."
     try:
-        path.write_text(results_page.page(title, about, found, [(one.stem, one.read_bytes()) for one in drawn]))
+        text = results_page.page(title, about, found, [(one.stem, one.read_bytes()) for one in drawn])
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         fail(f"{path}: {error.strerror or error}; give a folder that can be written to")
     return [*drawn, path]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -48,6 +49,7 @@ class Options:
     topology: str
     skip: bool
     as_json: bool
+    block_tokens: int = 0
 
 
 def run(options: Options) -> int:
@@ -79,7 +81,10 @@ def run(options: Options) -> int:
         scenario = _scenario(options, topology, read, named if recorded else known, recorded)
         options.out.write_text(scenario, encoding="utf-8")
     except OSError as error:
-        fail(f"--out: {error.filename}: {error.strerror}; give a place that can be written to")
+        for path in (trace, options.out):  # no half of one, which the same command would find in its way
+            with suppress(OSError):
+                path.unlink()
+        fail(f"--out: {error.filename or options.out.parent}: {error.strerror}; give a place that can be written to")
     for note in _notes(read):
         warn(note)
     if options.as_json:
@@ -108,11 +113,11 @@ class _Read:
 def _read(options: Options, trace: Path) -> _Read:
     fields = _fields(options.fields)
     try:
-        found = None if fields else load.published(options.log)
+        found = None if fields or options.block_tokens else load.published(options.log)
         if found is not None:
             kind, rows = found
             return _Read(rows, (), {"kind": kind, "path": str(options.log.resolve())})
-        rows, left_out = load.own_log(options.log, fields, skip=options.skip)
+        rows, left_out = load.own_log(options.log, fields, skip=options.skip, block_tokens=options.block_tokens)
     except load.TraceError as error:
         fail(str(error))
     loop = {"loop": "closed"} if any(row.session for row in rows) else {}

@@ -238,7 +238,7 @@ def parts_of(page: Path, kinds: str) -> tuple[str, str]:
     """The parts of a page before and behind its tables; empty if there is no such page."""
     first, last = _marks(kinds)
     try:
-        text = page.read_text() if page.exists() else f"{first}\n{last}\n"
+        text = page.read_text(encoding="utf-8") if page.exists() else f"{first}\n{last}\n"
     except (OSError, UnicodeDecodeError) as error:
         fail(f"--markdown: {page}: {error}; give a text file")
     before, begin, rest = text.partition(first)
@@ -252,6 +252,7 @@ def write_verdicts(page: Path, kinds: str, verdicts: Sequence[judge.Verdict], of
     before, behind = parts_of(page, kinds)
     first, last = _marks(kinds)
     try:
-        page.write_text(f"{before}{first}\n\n{report(verdicts, of, kinds)}\n{last}{behind}")
+        text = f"{before}{first}\n\n{report(verdicts, of, kinds)}\n{last}{behind}"
+        page.write_text(text, encoding="utf-8")
     except OSError as error:
         fail(f"--markdown: {page}: {error.strerror or error}; give a file that can be written")

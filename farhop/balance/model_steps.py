@@ -85,6 +85,16 @@ def narrowed_by_name(request: Request, law: Law) -> tuple[tuple[str, ...], ...]:
     return request.narrow if left is None or left in request.narrow else (*request.narrow, left)
 
 
+def with_fallbacks_narrowed(request: Request, law: Law) -> Request:
+    """The request with each of its fallbacks where this law, too, lets it."""
+    if not request.fallbacks:
+        return request
+    known = request.fallbacks_lawful or (request.lawful,) * len(request.fallbacks)
+    models = zip(request.fallbacks, known, strict=True)
+    verdicts = ((lawful, law.request_verdict(replace(request, model=model)).lawful) for model, lawful in models)
+    return replace(request, fallbacks_lawful=tuple(may if of is None else of & may for of, may in verdicts))
+
+
 def fallback(request: Request, model: str, refused: str, attempts: int) -> Request:
     """The request for another of its `fallbacks`, after this many attempts for the first model; `refused`: how the last
     one ended. Its chain has to be computed again, and its tokens are unknown: both depend on the model."""

@@ -97,6 +97,12 @@ def import_log(
     topology: Annotated[
         str, typer.Option("--topology", "-t", metavar="FILE|NAME", help="A topology file or a ready-made world.")
     ] = ("three-regions"),
+    block_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--block-tokens", metavar="N", min=1, max=1_000_000, help="Tokens of each block that hash_ids names."
+        ),
+    ] = None,
     skip: Annotated[bool, typer.Option("--skip", help="Leave out lines that cannot be read, and count them.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -108,4 +114,6 @@ def import_log(
     """
     from farhop_cli import sim_import
 
-    raise typer.Exit(sim_import.run(sim_import.Options(log, out, tuple(field or ()), regions, topology, skip, as_json)))
+    fields = tuple(field or ())
+    options = sim_import.Options(log, out, fields, regions, topology, skip, as_json, block_tokens or 0)
+    raise typer.Exit(sim_import.run(options))

@@ -11,6 +11,7 @@ import ast
 import csv
 import gzip
 import io
+import re
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +26,15 @@ import msgspec
 
 from farhop_lab.workloads import own_logs
 from farhop_lab.workloads.arrivals import Burst
-from farhop_lab.workloads.traces import AzureRow, Histogram, LogRow, MooncakeRow, Recorded, SessionRow
+from farhop_lab.workloads.traces import (
+    MOONCAKE_BLOCK_TOKENS,
+    AzureRow,
+    Histogram,
+    LogRow,
+    MooncakeRow,
+    Recorded,
+    SessionRow,
+)
 
 ROWS_MAX = 5_000_000
 TOKENS_MAX = 10_000_000
@@ -33,6 +42,7 @@ MEMBER_BYTES_MAX = 256 * 1024 * 1024
 PAUSE_S_MAX = 604_800.0
 BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 AZURE_HEAD = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+_AS_A_LOG = "farhop sim import FILE --out mine.yaml --block-tokens"
 _TAR_AT, _TAR = 257, b"ustar"
 _GZIP = b"\x1f\x8b"
 _UNREADABLE = {
@@ -42,6 +52,7 @@ _UNREADABLE = {
     b"\xff\xfe": ("UTF-16", "save it as UTF-8"),
     b"\xfe\xff": ("UTF-16", "save it as UTF-8"),
 }
+_BEHIND = re.compile(r'[^{"]+\{\s*"[^"]+"\s*:')  # as container engines and syslog write a line of JSON
 _STRETCH_S = 600.0  # ServeGen gives a rate for each 10 minutes
 
 _Row = TypeVar("_Row")
@@ -58,10 +69,15 @@ def mooncake(path: Path) -> list[MooncakeRow]:
     for number, row in _objects(path, MooncakeRow):
         _check_tokens(path, number, row.input_length, row.output_length)
         if row.at_ms < 0:
-            raise _bad(path, number, f"timestamp {row.at_ms}; milliseconds from 0 on are expected, shift all of them")
-        if len(row.hash_ids) * 512 < row.input_length:
-            covers = len(row.hash_ids) * 512
-            raise _bad(path, number, f"hash_ids cover {covers} of input_length {row.input_length}; one per 512 is due")
+            at = f"{row.at_ms:.15g}"
+            raise _bad(path, number, f"timestamp {at}; milliseconds from 0 on are expected, shift all of them")
+        if not (isfinite(row.at_ms) and row.at_ms == int(row.at_ms)):  # of other traces in seconds, with blocks, too
+            what = f"timestamp {row.at_ms:.15g}; whole milliseconds are expected"
+            raise _bad(path, number, f"{what}, others need a log: {_AS_A_LOG} N --field at_s=timestamp (or at_ms=)")
+        covers = len(row.hash_ids) * MOONCAKE_BLOCK_TOKENS
+        if not covers - MOONCAKE_BLOCK_TOKENS < max(1, row.input_length) <= max(1, covers):
+            what = f"hash_ids cover {covers} of input_length {row.input_length}; one per {MOONCAKE_BLOCK_TOKENS} is due"
+            raise _bad(path, number, f"{what}, and blocks of another length need a log: {_AS_A_LOG} N")
         rows.append(row)
     return sorted(_some(path, rows), key=lambda row: row.at_ms)
 
@@ -175,16 +191,19 @@ def _turns(session: SessionRow) -> Iterator[LogRow]:
         held += turn.output_tokens
 
 
-def own_log(path: Path, fields: Mapping[str, str], *, skip: bool = False) -> tuple[list[LogRow], list[str]]:
+def own_log(
+    path: Path, fields: Mapping[str, str], *, skip: bool = False, block_tokens: int = 0
+) -> tuple[list[LogRow], list[str]]:
     """A user's own request log: JSON lines, one JSON array, or CSV with a head; with fields of any names (own_logs), as
     rows of a `log` in order of time, with pauses within sessions if it is known how long answers took. Also returns
-    what was left out: with `skip`, one message for each line that cannot be read; otherwise none. Raises TraceError.
+    what was left out: with `skip`, one message for each line that cannot be read; otherwise none. `block_tokens`: the
+    length of the blocks that `hash_ids` name; 0: these are not read. Raises TraceError.
     """
     found: list[tuple[LogRow, float | None]] = []
     complaints: list[str] = []
     for at, request in _requests(path):
         try:
-            found.append(_row(path, at, request, fields))
+            found.append(_row(path, at, request, fields, block_tokens))
         except TraceError as error:
             if not skip:
                 raise TraceError(f"{error} (--skip leaves such lines out)") from None
@@ -207,13 +226,13 @@ def own_log(path: Path, fields: Mapping[str, str], *, skip: bool = False) -> tup
 
 
 def _row(
-    path: Path, at: int | str, request: Mapping[str, Any] | TraceError, fields: Mapping[str, str]
+    path: Path, at: int | str, request: Mapping[str, Any] | TraceError, fields: Mapping[str, str], block_tokens: int
 ) -> tuple[LogRow, float | None]:
     """Raises TraceError."""
     if isinstance(request, TraceError):
         raise request
     try:
-        row, took_s = own_logs.row_of(request, fields)
+        row, took_s = own_logs.row_of(request, fields, block_tokens)
     except own_logs.FieldError as error:
         raise _bad(path, at, str(error)) from None
     _check_tokens(path, at, row.input_tokens, row.output_tokens, *(tokens for _, tokens in row.blocks))
@@ -247,6 +266,8 @@ def _log_lines(path: Path) -> Iterator[tuple[int | str, bytes | dict[str, str] |
         whole = chain([(number, first)], lines)
         if first.lstrip().startswith("["):
             yield from _of_array(path, whole)
+        elif _BEHIND.match(first):
+            raise _bad(path, number, "JSON behind other text; cut that off, as by: sed 's/^[^{]*//'")
         elif not first.lstrip().startswith("{") and (separator := max(",;\t", key=first.count)) in first:
             yield from _of_csv(path, whole, separator)
         else:
@@ -387,7 +408,7 @@ def _members(path: Path) -> Iterator[tuple[str, str]]:
                 if file is not None:
                     yield member.name, file.read().decode("utf-8", "replace")
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise TraceError(f"{path}: {error}; give a whole .tar.gz archive") from None
+        raise TraceError(f"{path}: {_reason(error)}; give a whole .tar.gz archive") from None
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -402,7 +423,12 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield number, line
     except (OSError, EOFError, zlib.error) as error:
         at = f", line {number + 1}" if number else ""
-        raise TraceError(f"{path}{at}: {error}; give a whole, readable file") from None
+        raise TraceError(f"{path}{at}: {_reason(error)}; give a whole, readable file") from None
+
+
+def _reason(error: Exception) -> str:
+    """Without the file's name, which stands before it, and the number."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 @contextmanager

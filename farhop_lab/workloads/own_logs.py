@@ -20,18 +20,19 @@ from farhop_lab.workloads.traces import Blocks, LogRow
 NAMES: Mapping[str, tuple[str, ...]] = {
     "at_s": (
         "at_s", "timestamp", "@timestamp", "time", "ts", "created", "created_at", "start_time", "startTime",
-        "TIMESTAMP", "Timestamp", "startTimeUnixNano",
+        "TIMESTAMP", "Timestamp", "startTimeUnixNano", "started_at", "request_created_at",
     ),
     "at_ms": ("at_ms", "timestamp_ms"),
     "input_tokens": (
         "input_tokens", "prompt_tokens", "usage.prompt_tokens", "usage.input_tokens", "request_tokens", "inputTokens",
         "promptTokens", "usage.input", "usageDetails.input", "usage_details.input", "ContextTokens", "Request tokens",
-        "gen_ai.usage.input_tokens", "attributes.gen_ai.usage.input_tokens",
+        "input_length", "tokens_prompt", "gen_ai.usage.input_tokens", "attributes.gen_ai.usage.input_tokens",
     ),
     "output_tokens": (
         "output_tokens", "completion_tokens", "usage.completion_tokens", "usage.output_tokens", "response_tokens",
         "outputTokens", "completionTokens", "usage.output", "usageDetails.output", "usage_details.output",
-        "GeneratedTokens", "Response tokens", "gen_ai.usage.output_tokens", "attributes.gen_ai.usage.output_tokens",
+        "GeneratedTokens", "Response tokens", "output_length", "tokens_completion", "gen_ai.usage.output_tokens",
+        "attributes.gen_ai.usage.output_tokens",
     ),
     "session": (
         "session", "session_id", "conversation_id", "chat_id", "thread_id", "sessionId", "Session ID",
@@ -40,8 +41,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "region": ("region",),
     "tools": ("tools", "request.tools"),
     "duration_s": ("duration_s", "latency_s", "Elapsed time"),
-    "duration_ms": ("duration_ms", "latency_ms"),
+    "duration_ms": ("duration_ms", "latency_ms", "request_duration_ms", "delay_ms", "generation_time_ms"),
     "end": ("end", "end_time", "endTime", "endTimeUnixNano"),
+    "hash_ids": ("hash_ids",),
 }  # fmt: skip
 """Names of each field; a dot leads into an object. The first that is present counts. `at_ms` is in milliseconds from
 any zero; `at_s` and `end` in any unit that `_moment` tells apart.
@@ -49,6 +51,7 @@ any zero; `at_s` and `end` in any unit that `_moment` tells apart.
 NEEDED = ("input_tokens", "output_tokens")
 _CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens")  # Anthropic's: not part of its input_tokens
 _SHOWN, _SHOWN_CHARS = 4, 100
+_OF_PROXIES = "%d/%b/%Y:%H:%M:%S %z"  # nginx's $time_local, Apache's %t
 # Seconds since 1970 stay below the first bound for 3,000 years; larger numbers are in finer units.
 _UNITS = ((1e11, 1.0), (1e14, 1e3), (1e17, 1e6), (1e20, 1e9))
 
@@ -57,18 +60,24 @@ class FieldError(ValueError):
     """A line that cannot be a row: the text names the field and what was expected."""
 
 
-def row_of(line: Mapping[str, Any], fields: Mapping[str, str]) -> tuple[LogRow, float | None]:
+def row_of(line: Mapping[str, Any], fields: Mapping[str, str], block_tokens: int = 0) -> tuple[LogRow, float | None]:
     """A log's line as a row, its time in seconds since 1970 or its own zero, and how long its answer took in seconds,
-    if known. `fields` maps our names to paths. Raises FieldError.
+    if known. `fields` maps our names to paths; `block_tokens` is the length of each block of `hash_ids`. Raises
+    FieldError.
     """
     found = {name: _found(line, (fields[name],) if name in fields else names) for name, names in NAMES.items()}
-    if found["at_s"] is None and found["at_ms"] is None:
+    took_s = _took_s(found)
+    is_by_its_end = found["at_s"] is None and found["at_ms"] is None
+    if is_by_its_end and (found["end"] is None or took_s is None):
         raise FieldError(_missing("at_s", line, fields))
     for name in NEEDED:
         if found[name] is None:
             raise FieldError(_missing(name, line, fields))
     in_ms = found["at_ms"] is not None and ("at_ms" in fields or found["at_s"] is None)
-    at_s = _number("at_ms", found["at_ms"]) / 1e3 if in_ms else _moment("at_s", found["at_s"])
+    if is_by_its_end:  # as proxies log a request: when it is over
+        at_s = _moment("end", found["end"]) - (took_s or 0.0)
+    else:
+        at_s = _number("at_ms", found["at_ms"]) / 1e3 if in_ms else _moment("at_s", found["at_s"])
     input_tokens = _tokens("input_tokens", found["input_tokens"])
     if "input_tokens" not in fields:
         input_tokens += _beside(line)
@@ -79,10 +88,12 @@ def row_of(line: Mapping[str, Any], fields: Mapping[str, str]) -> tuple[LogRow, 
         session=_name("session", found["session"]),
         region=_name("region", found["region"]),
         pause_s=None if line.get("pause_s") is None else max(0.0, _number("pause_s", line["pause_s"])),
-        blocks=_blocks(line.get("blocks")),
+        blocks=_of_hashes(found["hash_ids"], block_tokens, input_tokens) or _blocks(line.get("blocks")),
         tools=_flag(found["tools"]),
     )
-    return row, _took_s(found, at_s)
+    if took_s is None and found["end"] is not None:
+        took_s = _long_enough(_moment("end", found["end"]) - at_s)
+    return row, took_s
 
 
 def spans_of(line: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
@@ -117,16 +128,16 @@ def _missing(name: str, line: Mapping[str, Any], fields: Mapping[str, str]) -> s
     return f"no {name} (looked for {looked}; there is {there}); say where it is by --field {name}=PATH"
 
 
-def _took_s(found: Mapping[str, Any], at_s: float) -> float | None:
-    """How long the answer took: as it says, or until its end."""
+def _took_s(found: Mapping[str, Any]) -> float | None:
+    """How long the answer took, if it says so."""
     if found["duration_s"] is not None:
-        took_s = _number("duration_s", found["duration_s"])
-    elif found["duration_ms"] is not None:
-        took_s = _number("duration_ms", found["duration_ms"]) / 1e3
-    elif found["end"] is not None:
-        took_s = _moment("end", found["end"]) - at_s
-    else:
-        return None
+        return _long_enough(_number("duration_s", found["duration_s"]))
+    if found["duration_ms"] is not None:
+        return _long_enough(_number("duration_ms", found["duration_ms"]) / 1e3)
+    return None
+
+
+def _long_enough(took_s: float) -> float:
     if took_s < 0.0:
         raise FieldError(f"an answer that took {took_s:g} s; 0 or more is expected")
     return took_s
@@ -169,8 +180,9 @@ def _attribute(one: Mapping[str, Any]) -> Any:
 
 
 def _moment(name: str, value: Any) -> float:
-    """Seconds: a number is in s, ms, µs or ns, by its size; a text is a number, or ISO 8601 (UTC unless it names a
-    zone). A number comes first: milliseconds such as "1712010112345" are also a moment of 1712 in ISO 8601.
+    """Seconds: a number is in s, ms, µs or ns, by its size; a text is a number, ISO 8601 (UTC unless it names a zone),
+    or a time as nginx and Apache write it. A number comes first: milliseconds such as "1712010112345" are also a moment
+    of 1712 in ISO 8601.
     """
     number = _finite(value)
     if number is not None:
@@ -178,9 +190,12 @@ def _moment(name: str, value: Any) -> float:
             if abs(number) < below:
                 return number / per_s
     elif isinstance(value, str):
+        text = value.strip()
         with suppress(ValueError):
-            moment = datetime.fromisoformat(value.strip().removesuffix(" UTC"))
+            moment = datetime.fromisoformat(text.removesuffix(" UTC"))
             return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+        with suppress(ValueError):
+            return datetime.strptime(text.strip("[]"), _OF_PROXIES).timestamp()
     raise FieldError(f"{name}: {str(value)[:40]!r} is no moment; seconds, milliseconds or ISO 8601 are expected")
 
 
@@ -214,6 +229,21 @@ def _blocks(value: Any) -> Blocks:
         raise FieldError(f"blocks: {error}; a list of names and lengths in tokens is expected") from None
 
 
+def _of_hashes(value: Any, block_tokens: int, input_tokens: int) -> Blocks:
+    """Blocks of equal length, the last of which the prompt's end may cut."""
+    if value is None or not block_tokens:
+        return ()
+    try:
+        names = msgspec.convert(value, tuple[int | str, ...])
+    except msgspec.ValidationError as error:
+        raise FieldError(f"hash_ids: {error}; a list of blocks' names is expected") from None
+    if not (len(names) - 1) * block_tokens < max(1, input_tokens):
+        fits = f"{len(names)} blocks of {block_tokens} tokens are more than a prompt of {input_tokens}"
+        raise FieldError(f"hash_ids: {fits}; give their length by --block-tokens")
+    ends = [min(input_tokens, (n + 1) * block_tokens) for n in range(len(names))]
+    return tuple((str(name), end - n * block_tokens) for n, (name, end) in enumerate(zip(names, ends, strict=True)))
+
+
 def _flag(value: Any) -> bool:
     """Also of a text, as in CSV."""
     return value.strip().lower() not in ("", "0", "false", "no") if isinstance(value, str) else bool(value)
@@ -222,6 +252,8 @@ def _flag(value: Any) -> bool:
 def _name(name: str, value: Any) -> str:
     if value is None:
         return ""
+    if isinstance(value, float) and value.is_integer():  # a column of numbers that lacks some, as pandas writes it
+        value = int(value)
     if isinstance(value, str | int) and not isinstance(value, bool):
         return str(value)[:256]
     raise FieldError(f"{name}: a text is expected")

@@ -52,7 +52,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class MooncakeRow(msgspec.Struct, frozen=True, rename={"at_ms": "timestamp"}):
     """A line of the trace: milliseconds, tokens, and names of its blocks of 512 tokens."""
 
-    at_ms: int
+    at_ms: float
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...]
@@ -102,7 +102,7 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A session of an agent or a chat: its beginning (seconds), the beginning of its context, and its turns. `tools`:
-    they offer the model some.
+    they offer the model some. `part`: how often its context began anew before; parts share their prefix alone.
     """
 
     session: str
@@ -111,6 +111,12 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     prefix: Blocks = ()
     region: str = ""
     tools: bool = False
+    part: int = 0
+
+    @property
+    def text_name(self) -> str:
+        """What its texts are made from."""
+        return f"{self.session} {self.part}" if self.part else self.session
 
 
 class Histogram(msgspec.Struct, frozen=True):
@@ -149,11 +155,11 @@ def mooncake(rows: Iterable[MooncakeRow], place: PlaceRule, rng: Random, limits:
             yield Start(at / 1e3, place(talk, at / 1e3), _asks_blocks(row, talk, limits), talk)
 
 
-def _at_ms(row: MooncakeRow) -> int:
+def _at_ms(row: MooncakeRow) -> float:
     return row.at_ms
 
 
-def _are_bucketed(moments_ms: Sequence[int], is_shared: bool) -> bool:
+def _are_bucketed(moments_ms: Sequence[float], is_shared: bool) -> bool:
     """Whether these times, each once and in order, represent the 3 s from them on: no two lie closer, and they are
     multiples of 3 s or shared by requests. One condition alone is not enough: Mooncake's first trace has buckets of
     3,053 ms (27482, 30535), its synthetic one has Poisson times, two of which may be equal, and few requests may lie
@@ -252,7 +258,7 @@ def sessions(rows: Sequence[SessionRow], place: PlaceRule | None, limits: Limits
 def sessions_of(rows: Sequence[LogRow]) -> list[SessionRow]:
     """A log's sessions, for a closed loop; a row without a session is one of its own.
 
-    If a prompt is shorter than the conversation so far, its context began anew (it was cut or summarised): the session
+    If a prompt is shorter than the conversation so far, its context began anew (it was cut or summarised): this part
     ends there, and another one with the same blocks begins as much later as it did. If a pause was not recorded, a turn
     comes when it came, or after the previous answer: the amount of work stays the same.
     """
@@ -269,11 +275,11 @@ def sessions_of(rows: Sequence[LogRow]) -> list[SessionRow]:
                 held = 0
             parts[-1].append(row)
             held = row.input_tokens + row.output_tokens
-        made += (_session(name if not n else f"{name} {n}", part) for n, part in enumerate(parts))
+        made += (_session(name, part, n) for n, part in enumerate(parts))
     return sorted(made, key=lambda row: row.at_s)
 
 
-def _session(name: str, rows: Sequence[LogRow]) -> SessionRow:
+def _session(name: str, rows: Sequence[LogRow], part: int) -> SessionRow:
     first, turns, held = rows[0], [], 0
     prefix_tokens = min(first.input_tokens, sum(tokens for _, tokens in first.blocks))
     before = first.at_s
@@ -284,7 +290,13 @@ def _session(name: str, rows: Sequence[LogRow]) -> SessionRow:
         held, before = row.input_tokens + row.output_tokens, row.at_s
     prefix = _cut(first.blocks, prefix_tokens)
     return SessionRow(
-        session=name, at_s=first.at_s, turns=tuple(turns), prefix=prefix, region=first.region, tools=first.tools
+        session=name,
+        at_s=first.at_s,
+        turns=tuple(turns),
+        prefix=prefix,
+        region=first.region,
+        tools=first.tools,
+        part=part,
     )
 
 
@@ -311,8 +323,8 @@ class _Talk:
         row, limits = self._row, self._limits
         prompt = b"".join(prose(name, tokens) for name, tokens in row.prefix)
         for number, turn in enumerate(row.turns):
-            prompt += prose(f"{row.session} turn {number}", turn.input_tokens)
-            prompt = prompt or prose(row.session, 1)
+            prompt += prose(f"{row.text_name} turn {number}", turn.input_tokens)
+            prompt = prompt or prose(row.text_name, 1)
             held = len(prompt) // TOKEN_BYTES
             prompt_tokens, answer_tokens = limits.fit(held, turn.output_tokens)
             if prompt_tokens < held:

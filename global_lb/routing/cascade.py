@@ -109,14 +109,5 @@ def fall_back(
     return None if room else served
 
 
-def narrowed(request: Request, law: Law) -> Request:
-    """The request with each of its fallbacks where this law, too, lets it."""
-    if not request.fallbacks:
-        return request
-    models = zip(request.fallbacks, request.fallbacks_lawful, strict=True)
-    may = (lawful & law.request_verdict(replace(request, model=model)).lawful for model, lawful in models)
-    return replace(request, fallbacks_lawful=tuple(may))
-
-
 def _explained(request: Request, passed: Sequence[str], end: str = "") -> Request:
     return replace(request, alias_why="; ".join(passed) + end if passed else end.removeprefix("; "))

@@ -395,7 +395,7 @@ class GlobalFlow:
             for state in self.requests.values():
                 arrival = arrivals[state.law]
                 state.lawful &= arrival.request_verdict(state.request).lawful
-                state.request = cascade.narrowed(state.request, arrival)
+                state.request = model_steps.with_fallbacks_narrowed(state.request, arrival)
         if not law.widens(before, Scope.HINTS, frozenset((self.config.region,))):
             self.regions.forget_prefixes()  # a hash does not say whose prompt it was made from
             for forgotten in self.forgotten:

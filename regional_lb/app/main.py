@@ -227,6 +227,7 @@ class RegionalBalancer:
             credentials=grpc.ssl_channel_credentials if engines is None else lambda: engines.material.channel(),
             answered_at=self.flow.replicas.health_tracker.answered_at,
             in_flight=self._in_flight_at,
+            models_ruled=lambda: bool(self.flow.law.bound_models),
             warn=self._warn,
             watched=self._listen_to_kv_events,
         )

@@ -60,8 +60,8 @@ class Watcher:
 
     `context` and `trouble` are as in the relay's pool: probes trust the certificates that requests trust; `credentials`
     is the same for gRPC. `answered_at` gives when a replica last answered a request well, `in_flight` how many it works
-    on; `warn` is called with a replica's name, what is wrong with it and what was asked; `watched` with all watched
-    replicas when that set changes.
+    on, `models_ruled` whether the law has rules of models; `warn` is called with a replica's name, what is wrong with
+    it and what was asked; `watched` with all watched replicas when that set changes.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Watcher:
         credentials: Callable[[], grpc.ChannelCredentials] = grpc.ssl_channel_credentials,
         answered_at: Callable[[str], float] = lambda _label: -inf,
         in_flight: Callable[[str], int] = lambda _name: 0,
+        models_ruled: Callable[[], bool] = lambda: True,
         warn: Callable[[str, str, str], None] = lambda _name, _problem, _what: None,
         watched: Callable[[Mapping[str, ReplicaConfig]], None] = lambda _watched: None,
     ) -> None:
@@ -92,7 +93,7 @@ class Watcher:
         self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
         self._pool: Pool | None = None
         self._gpus: dict[str, tuple[float, tuple[gpus.Gpu, ...]]] = {}  # by the exporter's URL, and when it was fetched
-        self._in_flight, self._warn, self._watched = in_flight, warn, watched
+        self._in_flight, self._models_ruled, self._warn, self._watched = in_flight, models_ruled, warn, watched
         # No request lives for longer than `request_s`: after that a leaving replica has none.
         self.members = Members(config.limits.request_s)
         self._problems: dict[str, dict[str, str]] = {}  # by name and what was asked: the last result
@@ -193,7 +194,7 @@ class Watcher:
                 if not self._current(replica):
                     return
                 told = verdict.ok and told
-                if verdict is probes.READY and not told:
+                if verdict is probes.READY and not told and self._models_ruled():
                     told = await self._told(replica)
                     verdict = verdict if told else probes.UNREADY
                 if not self._current(replica):

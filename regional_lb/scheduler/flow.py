@@ -225,6 +225,7 @@ class RegionalFlow:
             request,
             self.wait_estimate.need_of(request),
             request.model,
+            self.law,
             request.entry_region not in ("", self.config.region),
             request.attempted,
         )
@@ -466,9 +467,18 @@ class RegionalFlow:
         return self._apply_law(event.law.knowing(self.replicas.lineages.of), now)
 
     def _apply_law(self, law: Law, now: float) -> list[Command]:
+        """Use another law. If more is known of what models are based on, the laws that requests arrived under forbid by
+        that, too."""
         before, self.law = self.law, law
         for changed in self.law_changes:
             changed()
+        if law.lineage is not before.lineage:
+            arrivals = {one: one.knowing(law.lineage) for one in {state.law for state in self.requests.values()}}
+            for state in self.requests.values():
+                arrival = arrivals[state.law]
+                state.request = model_steps.with_fallbacks_narrowed(state.request, arrival)
+                if self.config.region not in arrival.request_verdict(state.request).lawful:
+                    state.request = replace(state.request, lawful=frozenset())
         if law.widens(before, Scope.HINTS, frozenset(before.topology.regions)):
             self.replicas.journal.under(law.epoch, widened=True)
         else:

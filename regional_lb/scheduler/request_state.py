@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from regional_lb.scheduler.pick import Pick, Scored
     from regional_lb.scheduler.policy import Need
     from regional_lb.scheduler.split import Assigned
+    from topology.law import Law
 
 
 class RequestState(msgspec.Struct, eq=False, gc=False):
@@ -19,6 +20,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     request: Request
     need: Need
     variant: str  # the variant that it waits for: its model, or the version `assigned` (view.variant_of)
+    law: Law  # that of its arrival here
     foreign: bool = False  # it comes from another region
     attempts: int = 0
     transport_retries: int = 0

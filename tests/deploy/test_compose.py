@@ -301,7 +301,7 @@ def test_a_drills_fault_kills_a_regions_engines_and_starts_them_again(compose: C
 
 
 CUT_S = 12.0
-DEAD_S = 20.0  # docs/operate/hubs.md: about 8 s after the last message; and the delay that a busy machine adds
+DEAD_S = 20.0  # about 8 s after its last message a host counts as dead; and the delay that a busy machine adds
 
 
 def test_a_host_whose_network_is_cut_loses_no_request_that_had_not_begun(compose: Compose) -> None:

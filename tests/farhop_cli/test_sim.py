@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,25 @@ def test_error_is_reported_in_one_line_with_exit_code_2(arguments: list[str], wo
     assert output.exit_code == 2
     assert words in output.stderr
     assert output.stderr.count("\n") == 1
+
+
+def test_the_table_is_shown_even_if_the_page_cannot_be_written(scenario: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "tiny.html").mkdir(parents=True)
+    text = CliRunner().invoke(app(), ["sim", scenario, "--policy", "region-local", "--seeds", "1", "--out", str(out)])
+    assert text.exit_code == 2
+    assert "requests/s" in text.stdout
+    assert text.stderr.endswith("tiny.html: Is a directory; give a folder that can be written to\n")
+
+
+def test_page_is_utf_8_whatever_the_locale(scenario: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "farhop_cli", "sim", scenario, "--policy", "farhop", "--seeds", "1", "--out", out]
+    plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ended = subprocess.run(command, env=plain, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    (page,) = out.glob("*.html")
+    assert "±" in page.read_text(encoding="utf-8")
 
 
 def test_every_problem_of_a_file_is_shown(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,16 @@ def test_file_other_than_a_log_is_reported_in_one_line_with_the_expected_format(
     assert "; JSON objects, one a line or in one array, or CSV are expected" in output.stderr
 
 
+@pytest.mark.parametrize("before", ["2026-11-30T10:00:00.1Z stdout F ", "engine-0 | ", "Nov 30 10:00:00 host app[7]: "])
+def test_json_behind_other_text_is_reported_with_its_remedy(tmp_path: Path, before: str) -> None:
+    """As container engines and syslog write it. With its commas it looks like CSV."""
+    (tmp_path / "own").write_text("".join(f"{before}{json.dumps(line)}\n" for line in LINES))
+    output = CliRunner().invoke(app(), ["sim", "import", str(tmp_path / "own"), "--out", str(tmp_path / "mine.yaml")])
+    assert output.exit_code == 2
+    assert output.stderr.count("\n") == 1
+    assert "own, line 1: JSON behind other text; cut that off, as by: sed 's/^[^{]*//'" in output.stderr
+
+
 def test_lines_that_cannot_be_read_are_shown_and_counted(tmp_path: Path) -> None:
     log, out = written(tmp_path / "own", [*LINES, {"timestamp": 5, "usage": None}]), tmp_path / "mine.yaml"
     text = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out)])
@@ -134,6 +146,41 @@ def test_a_trace_with_fields_of_its_own_is_a_log(tmp_path: Path) -> None:
     assert rows == [
         {"at_s": 0.0, "input_tokens": 9, "output_tokens": 2}, {"at_s": 3.0, "input_tokens": 700, "output_tokens": 5}
     ]  # fmt: skip
+
+
+def test_a_trace_of_blocks_of_another_length_is_a_log_with_blocks(tmp_path: Path) -> None:
+    """Such as Qwen's: seconds, and blocks of 16 tokens."""
+    log, out = tmp_path / "trace.jsonl", tmp_path / "mine.yaml"
+    log.write_text(
+        '{"chat_id": 1, "timestamp": 61.114, "input_length": 40, "output_length": 5, "hash_ids": [1, 2, 3]}\n'
+        '{"chat_id": 2, "timestamp": 60.5, "input_length": 20, "output_length": 5, "hash_ids": [1, 4]}\n'
+    )
+    asked = ["sim", "import", str(log), "--out", str(out)]
+    text = CliRunner().invoke(app(), asked)
+    assert text.exit_code == 2
+    assert "--block-tokens" in text.stderr
+    text = CliRunner().invoke(app(), [*asked, "--block-tokens", "16"])
+    assert (text.exit_code, text.stderr) == (0, "")
+    rows = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
+    assert [(row["at_s"], row["blocks"]) for row in rows] == [
+        (0.0, [["1", 16], ["4", 4]]), (0.614, [["1", 16], ["2", 16], ["3", 8]])
+    ]  # fmt: skip
+    load.find(str(out), routers.names())
+
+
+@pytest.mark.parametrize("bytes_max", [100, 400], ids=["the trace", "the scenario"])
+def test_a_full_disk_is_named_and_leaves_no_half_of_a_file(tmp_path: Path, bytes_max: int) -> None:
+    log, out = written(tmp_path / "own", LINES), tmp_path / "mine.yaml"
+    code = (
+        "import resource, signal, sys; from farhop_cli.main import main; "
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes_max}, {bytes_max})); "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); main()"
+    )
+    command = [sys.executable, "-c", code, "sim", "import", log, "--out", str(out)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"farhop: --out: {tmp_path}: File too large; give a place that can be written to\n"
+    assert list(tmp_path.iterdir()) == [Path(log)]
 
 
 def test_import_lists_what_is_not_replayed_as_logged(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from farhop.balance.machine import (
     AttemptFailed,
     AttemptRefused,
     ClientLeft,
+    LawChanged,
+    Recall,
     RequestArrived,
     TimerFired,
     Usage,
@@ -341,6 +343,27 @@ def test_a_rule_for_a_base_binds_its_adapters_as_soon_as_they_are_known_for_such
         .on(of(sql=None)).expect()
         .on(RequestArrived(request("c", model="sql"))).expect(
             answered("c", outcome.UNLAWFUL_HERE, detail=lambda text: "nobody knows the base" in text))
+    )  # fmt: skip
+
+
+def test_the_law_of_arrival_forbids_by_a_base_that_is_learned_after_another_law_came(play) -> None:
+    """By it alone: the law in force then would allow the request, and the fallback."""
+
+    def of(base: str) -> ViewSwapped:
+        models = {"sql": frozenset({base}), "code": frozenset({base})}
+        return swapped(replica("r1", models=frozenset(models), lineage=models, slots=1))
+
+    arrived_under = Law(replace(law().topology, models={"base": Rule(("world",), ("uk",))}))
+    flow = regional(replica("r1", models=frozenset({"sql", "code"}), slots=1), under=arrived_under)
+    (
+        play(flow)
+        .on(RequestArrived(request("a", model="sql"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b", model="sql", alias="auto", fallbacks=("code",)))).expect(held("b"))
+        .on(LawChanged(law(epoch=2))).expect()
+        .on(RequestArrived(request("c", model="sql"))).expect(held("c"))
+        .on(of("other")).expect()
+        .on(of("base")).expect(answered("b", outcome.UNLAWFUL_HERE), Expected(Recall, id="a", attempt=1))
+        .on(AttemptEnded("a", 1, 200, None)).expect(sent("c", "r1"))
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from inprocess import HOP_KEY, Engine, chat, global_config, regional_config, send, topology, until
+from inprocess import HOP_KEY, Engine, chat, global_config, regional_config, send, serving, topology, until
 
 from farhop.service.assembly import stores
 from farhop.store import disk_cache
@@ -75,7 +75,7 @@ async def served(below: RegionalBalancer, above: GlobalBalancer) -> tuple[int, s
     await below.open()
     line = await above.open()
     entry = int(line.partition("clients on ")[2].split(",")[0].rpartition(":")[2])
-    await until(lambda: any(r["state"] == "up" and r["instances"] for r in above.tier_admin.status()["regions"]))
+    await until(lambda: serving(above))
     answer = await send(entry, chat())
     return answer.status, answer.headers["x-farhop-region"]
 

@@ -2,8 +2,9 @@
 pauses.
 
 A caller with the admin port's right to read may record for a while. A recording never contains a text, a key, a tenant
-or a hash that could be compared with another recording: fingerprints are salted for each recording. Costs nothing while
-none is under way; a slow reader loses rows, which are counted.
+or a hash that could be compared with another recording: fingerprints are keyed anew for each recording, by a hash whose
+key cannot be computed from fingerprints of known prompts. Costs nothing while none is under way; a slow reader loses
+rows, which are counted.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
-from xxhash import xxh3_64_hexdigest
 
 from farhop.balance.prefix.chain import bytes_at
 
@@ -81,7 +82,8 @@ class Recording:
         return blocks
 
     def _fingerprint(self, number: int) -> str:
-        return xxh3_64_hexdigest(self._salt + number.to_bytes(8, "big"))
+        # Not xxh3: two known prompts of a recording would give away what their salt adds, and so test every guess.
+        return blake2b(number.to_bytes(8, "big"), digest_size=8, key=self._salt).hexdigest()
 
     def end(self) -> bytes:
         """The last line: how much was recorded and how much not."""
@@ -121,7 +123,7 @@ class Recorder:
         if not 0.0 < for_s <= FOR_S_MAX:
             return _refusal(400, f"for_s: give seconds above 0, up to {FOR_S_MAX:g}")
         salt = request.query.get("salt", "")
-        if not SALT_CHARS[0] <= len(salt) <= SALT_CHARS[1] or not salt.isalnum():
+        if not SALT_CHARS[0] <= len(salt) <= SALT_CHARS[1] or not (salt.isascii() and salt.isalnum()):
             return _refusal(400, f"salt: give {SALT_CHARS[0]} to {SALT_CHARS[1]} letters and digits, drawn at random")
         if len(self.recordings) >= LISTENERS_MAX:
             return _refusal(503, f"{LISTENERS_MAX} recordings are under way here: ask again later")

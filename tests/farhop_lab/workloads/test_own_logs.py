@@ -23,6 +23,8 @@ from farhop_lab.workloads.own_logs import FieldError, row_of, spans_of
         {"TIMESTAMP": "1970-01-01 00:00:12.5000000", "ContextTokens": "9", "GeneratedTokens": "3"},  # Azure
         {"Timestamp": "12.5", "Request tokens": "9", "Response tokens": "3"},  # BurstGPT
         {"start_time": 12.5, "attributes": {"gen_ai.usage.input_tokens": 9, "gen_ai.usage.output_tokens": 3}},
+        {"created_at": "1970-01-01 00:00:12.5", "tokens_prompt": "9", "tokens_completion": "3"},  # OpenRouter
+        {"request_created_at": "1970-01-01T00:00:12.5Z", "prompt_tokens": 9, "completion_tokens": 3},  # Helicone
         {"start_time": 12.5, "attributes": {"gen_ai": {"usage": {"input_tokens": 9, "output_tokens": 3}}}},
     ],
 )
@@ -30,6 +32,36 @@ def test_fields_by_the_names_that_others_use(line: dict[str, Any]) -> None:
     row, took_s = row_of(line, {})
     assert (row.input_tokens, row.output_tokens, row.session, row.region, took_s) == (9, 3, "", "", None)
     assert row.at_s == pytest.approx(12.5 if "timestamp" not in line else 12.5e9)
+
+
+@pytest.mark.parametrize("time", ["01/Jan/1970:01:00:12 +0100", "[01/Jan/1970:00:00:12 +0000]"])
+def test_moments_as_nginx_and_apache_write_them(time: str) -> None:
+    assert row_of({"time": time, "input_tokens": 9, "output_tokens": 3}, {})[0].at_s == 12.0
+
+
+@pytest.mark.parametrize("took", [{"duration_s": 2.5}, {"latency_ms": 2500}])
+def test_a_request_logged_at_its_end_came_before_by_what_it_took(took: dict[str, float]) -> None:
+    """As proxies log: nginx's $msec and $request_time."""
+    row, took_s = row_of({"end": 1_700_000_012.5, "input_tokens": 9, "output_tokens": 3, **took}, {})
+    assert (row.at_s, took_s) == (pytest.approx(1_700_000_010.0), 2.5)
+
+
+def test_a_session_that_is_a_number() -> None:
+    line = {"ts": 1, "input_tokens": 9, "output_tokens": 3}
+    assert [row_of(line | {"session": name}, {})[0].session for name in (7, 7.0, "7")] == ["7", "7", "7"]
+    with pytest.raises(FieldError, match="session: a text is expected"):
+        row_of(line | {"session": 7.5}, {})
+
+
+def test_hashes_of_blocks_are_blocks_if_their_length_is_known() -> None:
+    line = {"timestamp": 61.114, "input_length": 40, "output_length": 3, "hash_ids": [7, 8, 9]}
+    assert row_of(line, {}, 16)[0].blocks == (("7", 16), ("8", 16), ("9", 8))
+    assert row_of(line, {})[0].blocks == ()
+    assert row_of(line | {"hash_ids": []}, {}, 16)[0].blocks == ()
+    with pytest.raises(FieldError, match=r"3 blocks of 32 tokens are more than a prompt of 40; .*--block-tokens"):
+        row_of(line, {}, 32)
+    with pytest.raises(FieldError, match=r"hash_ids: .*; a list of blocks' names is expected"):
+        row_of(line | {"hash_ids": "7 8 9"}, {}, 16)
 
 
 @pytest.mark.parametrize(("scale", "at"), [(1, 1.7e9), (1_000, 1.7e9), (1_000_000, 1.7e9), (1_000_000_000, 1.7e9)])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop_lab.workloads.arrivals import Burst
+from farhop_lab.workloads.arrivals import Burst, thinned
 from farhop_lab.workloads.places import by_weight, uniform
 from farhop_lab.workloads.program import Ask, Program, Start, WorkloadError, one, run
 from farhop_lab.workloads.prose import common
@@ -253,6 +253,22 @@ def test_turn_with_an_unknown_pause_starts_at_its_recorded_time() -> None:
     (start,) = sessions([talk], PLACE)
     batches = run(start.make(), lambda ask: b"A" * (4 * (ask.answer_tokens or 0)))
     assert [(ask.think_s, ask.since_s) for (ask,) in batches] == [(0.0, 0.0), (0.0, 8.0), (0.5, 0.0)]
+
+
+def test_a_session_whose_context_began_anew_stays_one_session() -> None:
+    """It keeps its region, is thinned whole, and only its texts are others."""
+    rows = [row(at, tokens, session=f"s{n}") for n in range(40) for at, tokens in ((0, 100), (5, 60), (9, 30))]
+    starts = list(sessions(sessions_of(rows), uniform(["a", "b", "c"])))
+    kept = list(thinned(iter(starts), 0.5, Random(1)))
+    assert len(starts) == 120
+    assert 20 < len(kept) < 100
+    for group in (starts, kept):
+        by_name = {name: [one_ for one_ in group if one_.session == name] for name in {one_.session for one_ in group}}
+        assert {len(parts) for parts in by_name.values()} == {3}
+        assert {len({one_.region for one_ in parts}) for parts in by_name.values()} == {1}
+        first, other, _ = (ask_of(part) for part in by_name[kept[0].session])
+        assert first.session == other.session
+        assert common(first.prompt, other.prompt) < 32
 
 
 def test_a_session_ends_where_the_context_is_full() -> None:

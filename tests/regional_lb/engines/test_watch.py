@@ -71,6 +71,7 @@ class Recorded:
         self.refused: list[str] = []
         self.said: list[tuple[str, str]] = []
         self.in_flight: dict[str, int] = {}
+        self.ruled = True  # whether the law has rules of models
         self.watcher: Watcher
 
     def probed(self, name: str) -> int:
@@ -124,6 +125,7 @@ async def watching(
         config, react=found.react, refused=found.refused.append, clock=lambda: loop.time() * speed, rng=Random(1),
         answered_at=lambda _name: loop.time() * speed if found.answers else -inf,
         in_flight=lambda name: found.in_flight.get(name, 0),
+        models_ruled=lambda: found.ruled,
         warn=lambda name, problem, _what: found.said.append((name, problem)),
     )  # fmt: skip
     await watcher.open()
@@ -610,6 +612,18 @@ async def test_a_replica_gets_no_work_before_it_said_what_its_models_are_based_o
             bases.clear()
             await until(lambda: len(bases) >= 3)
             assert set(bases) == {frozenset({"third"})}
+
+
+async def test_a_replica_that_never_says_what_it_serves_gets_work_unless_the_law_has_rules_of_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As behind a proxy that knows no /v1/models, and answers with 503."""
+    async with engine([503]) as url, watching(monkeypatch, {"one": url}) as found:
+        found.ruled = False
+        await until(lambda: any(found.ready))
+        found.ruled = True
+        await until(lambda: not found.ready[-1])
+        assert any("/v1/models: status 503" in problem for problem in found.watcher.problems("one"))
 
 
 async def test_model_lists_of_many_engines_at_once_make_few_views(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,8 @@ def patience() -> tuple[Patience, RequestQueue]:
 
 
 def state(asked: Request) -> RequestState:
-    return RequestState(asked, regional(replica("r1")).wait_estimate.need_of(asked), MODEL)
+    flow = regional(replica("r1"))
+    return RequestState(asked, flow.wait_estimate.need_of(asked), MODEL, flow.law)
 
 
 def test_late_is_a_share_of_the_objective_or_longer_for_a_long_prompt() -> None:
