@@ -40,14 +40,13 @@ def run(only: str, quick: bool, seeds: int | None, out: Path | None, markdown_fi
             fail(f"--only: {name!r} is none of {', '.join(routing.SCENARIOS)}")
     plan = routing.Plan(quick=quick, seeds=seeds, only=names)
     results = simulated(routing.jobs(plan), out, None, "routing")
-    files = pictures(_compared(plan, results), "routing", built(results), out) if out and not as_json else []
     if as_json:
         show.json(document(plan, results))
     else:
         for title, columns, lines in built(results):
             show.table(title, columns, lines)
         show.line(footing(plan))
-        for path in files:
+        for path in pictures(_compared(plan, results), "routing", built(results), out) if out else ():
             show.line(f"written: {path}")
     if markdown_file is not None:
         _write(markdown_file, plan, results)

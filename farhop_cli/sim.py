@@ -68,14 +68,13 @@ def run(options: Options) -> int:
     for result in results:
         if not result.score.whole.asked:
             warn(f"{result.key.slug}: no request came while it counts, so its figures say nothing; simulate longer")
-    files: list[Path] = []
-    if options.out is not None and options.plots:
-        files = pictures([(scenario, results)], scenario.doc.name, [table(scenario, results)], options.out)
     if options.as_json:
         show.json(document(scenario, results))
     else:
         print_results(scenario, results)
-        for path in files:
+    if options.out is not None and options.plots:  # after the table: the disk may be full
+        files = pictures([(scenario, results)], scenario.doc.name, [table(scenario, results)], options.out)
+        for path in files if not options.as_json else ():
             show.line(f"written: {path}")
     return NEGATIVE if any(result.score.violations for result in results) else 0
 

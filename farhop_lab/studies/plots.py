@@ -24,6 +24,7 @@ LINES_MAX = 30
 COLOURS = ("#0b6e99", "#d1495b", "#edae49", "#5b8e3e", "#7d4e9f", "#66666e", "#00a6a6", "#b5651d", "#e377c2", "#17324d")
 SHOWN_SHARE = 0.001  # of all requests: smaller flows are not drawn
 BEND = 0.22
+LABEL_PLACES = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)  # along an arc, the best one first
 _WIDTH_IN = 7.5
 _DPI = 150
 _CHARS_PER_IN = 11.0  # of a title in STYLE, less what is left of the axes
@@ -99,6 +100,11 @@ def _colour(place: int) -> str:
 def _line(place: int) -> str:
     """Another line style when the colours repeat."""
     return ("-", "--", ":")[place // len(COLOURS) % 3]
+
+
+def _marker(place: int) -> str:
+    """Another marker when the colours repeat."""
+    return "os^"[place // len(COLOURS) % 3]
 
 
 # -- pictures
@@ -195,17 +201,27 @@ def flows(scenario: Scenario, results: Sequence[Result]) -> Any:
     rows = -(-len(by_router) // columns)
     figure, panels = plt.subplots(rows, columns, figsize=(5.6 * columns, 3.3 * rows), squeeze=False)
     places = {name: (region.longitude, region.latitude) for name, region in regions.items()}
-    for axes, (router, those) in zip(panels.flat, by_router.items(), strict=False):
-        _map(axes, router, those, places)
+    maps = [
+        (axes, *_map(axes, router, those, places))
+        for axes, (router, those) in zip(panels.flat, by_router.items(), strict=False)
+    ]
     for axes in list(panels.flat)[len(by_router) :]:
         axes.set_visible(False)
     shown = "Where requests were answered; arrows: from where they came, % of all"
     title = _title(shown, scenario, results, 5.6 * columns)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+    figure.draw_without_rendering()  # from now on all is at its place, so texts can make room for each other
+    for axes, names, shares in maps:
+        taken = [name.get_window_extent() for name in names]
+        for (entry, region), share in sorted(shares.items(), key=lambda flow: -flow[1]):
+            _label(axes, places[entry], places[region], f"{share:.1%}", taken)
     return figure
 
 
-def _map(axes: Any, router: str, results: Sequence[Result], places: dict[str, tuple[float, float]]) -> None:
+def _map(
+    axes: Any, router: str, results: Sequence[Result], places: dict[str, tuple[float, float]]
+) -> tuple[list[Any], dict[tuple[str, str], float]]:
+    """Without the shares beside its arrows: returns the regions' texts, and what is shown of all requests."""
     flows: dict[tuple[str, str], int] = {}
     for result in results:
         for flow, count in result.flows.items():
@@ -213,10 +229,9 @@ def _map(axes: Any, router: str, results: Sequence[Result], places: dict[str, tu
             flows[entry, region] = flows.get((entry, region), 0) + count
     total = sum(flows.values()) or 1
     entered = {name: sum(n for (entry, _), n in flows.items() if entry == name) for name in places}
-    for (entry, region), count in flows.items():
-        share = count / total
-        if entry == region or share < SHOWN_SHARE:
-            continue
+    shares = {(entry, region): count / total for (entry, region), count in flows.items() if entry != region}
+    shares = {flow: share for flow, share in shares.items() if share >= SHOWN_SHARE}
+    for (entry, region), share in shares.items():
         axes.annotate(
             "", xy=places[region], xytext=places[entry],
             arrowprops={
@@ -224,36 +239,53 @@ def _map(axes: Any, router: str, results: Sequence[Result], places: dict[str, tu
                 "connectionstyle": f"arc3,rad={BEND}", "shrinkA": 12, "shrinkB": 14, "mutation_scale": 12,
             },
         )  # fmt: skip
+    names = []
     for name, (x, y) in places.items():
         home = flows.get((name, name), 0)
         axes.scatter([x], [y], s=60 + 900 * entered[name] / total, color="#0b6e99", alpha=0.85, zorder=3)
         kept = f"{home / entered[name]:.0%} at home" if entered[name] else "no clients"
-        axes.annotate(
-            f"{name}\n{kept}", (x, y), (0, -20), textcoords="offset points", ha="center", va="top", fontsize=8
-        )
+        names.append(
+            axes.annotate(
+                f"{name}\n{kept}", (x, y), (0, -20), textcoords="offset points", ha="center", va="top", fontsize=8,
+                zorder=5, path_effects=_halo(),
+            )
+        )  # fmt: skip
     xs, ys = [x for x, _ in places.values()], [y for _, y in places.values()]
     axes.set_xlim(min(xs) - 30, max(xs) + 30)
     axes.set_ylim(min(ys) - 28, max(ys) + 26)
     axes.set_xlabel("longitude, degrees east")
     axes.set_ylabel("latitude, degrees north")
-    # Now that the axes are final: each share beside the middle of its arc, on the side to which it bends.
-    axes.figure.draw_without_rendering()
-    for (entry, region), count in flows.items():
-        if entry != region and count / total >= SHOWN_SHARE:
-            _label(axes, places[entry], places[region], f"{count / total:.1%}")
     abroad = sum(n for (entry, region), n in flows.items() if entry != region) / total
     axes.set_title(f"{router}: {abroad:.1%} of answers from abroad", loc="left")
+    return names, shares
 
 
-def _label(axes: Any, start: tuple[float, float], end: tuple[float, float], text: str) -> None:
+def _label(axes: Any, start: tuple[float, float], end: tuple[float, float], text: str, taken: list[Any]) -> None:
+    """Beside the arc, on the side to which it bends, as near to its middle as there is room among what is `taken`;
+    left out if there is none.
+    """
     (x0, y0), (x1, y1) = axes.transData.transform([start, end])
-    # arc3 puts its control point `rad` of the length aside, the curve goes half as far; and a bit for the text.
-    along = ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5
-    aside = BEND / 2.0 + 14.0 / max(along, 1.0)
-    at = ((x0 + x1) / 2.0 + aside * (y1 - y0), (y0 + y1) / 2.0 - aside * (x1 - x0))
-    axes.annotate(
-        text, axes.transData.inverted().transform(at), fontsize=7, color="#8f2d3b", ha="center", va="center"
-    )  # fmt: skip
+    away = 14.0 / max(((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5, 1.0)
+    for along in LABEL_PLACES:
+        # arc3 puts its control point `rad` of the length aside: a Bezier curve of degree 2; and a bit for the text.
+        aside = 2.0 * along * (1.0 - along) * BEND + away
+        at = (x0 + along * (x1 - x0) + aside * (y1 - y0), y0 + along * (y1 - y0) - aside * (x1 - x0))
+        label = axes.annotate(
+            text, axes.transData.inverted().transform(at), fontsize=7, color="#8f2d3b", ha="center", va="center",
+            zorder=5, path_effects=_halo(),
+        )  # fmt: skip
+        box = label.get_window_extent()
+        if not any(box.overlaps(other) for other in taken):
+            taken.append(box)
+            return
+        label.remove()
+
+
+def _halo() -> list[Any]:
+    """White around a text, so that it can be read over lines."""
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=2.5, foreground="white")]
 
 
 def use(scenario: Scenario, results: Sequence[Result]) -> Any:
@@ -283,6 +315,8 @@ def use(scenario: Scenario, results: Sequence[Result]) -> Any:
                 color=_colour(place),
                 label=region,
                 linewidth=1.4,
+                zorder=3,  # above the frame: a region without requests has its line there
+                clip_on=False,
             )
         for fault in doc.faults:
             axes.axvline(fault.at_s * (hours or 1.0), color="#999999", linestyle=":", linewidth=1)
@@ -317,10 +351,11 @@ def cost(scenario: Scenario, results: Sequence[Result]) -> Any:
     if not points:
         return None
     figure, axes = plt.subplots(figsize=(_WIDTH_IN, 4.5))
-    for place, (router, those_points) in enumerate(list(points.items())[:LINES_MAX]):
+    points = dict(list(points.items())[:LINES_MAX])
+    for place, (router, those_points) in enumerate(points.items()):
         xs, ys = [x for x, _, _ in those_points], [y for _, y, _ in those_points]
-        size = 9 if router == "farhop" else 6
-        axes.plot(xs, ys, "o-", color=_colour(place), label=router, markersize=size, linewidth=1, alpha=0.9)
+        size, style = (9 if router == "farhop" else 6), _marker(place) + _line(place)
+        axes.plot(xs, ys, style, color=_colour(place), label=router, markersize=size, linewidth=1, alpha=0.9)
         if len(those_points) > 1:
             for x, y, load in (those_points[0], those_points[-1]):
                 axes.annotate(
@@ -334,5 +369,6 @@ def cost(scenario: Scenario, results: Sequence[Result]) -> Any:
         f"Cost against objective: TTFT <= {aim.ttft_ms:g} ms and TPOT <= {aim.tpot_ms:g} ms (dotted: {aim.good:.0%})"
     )
     axes.set_title(_title(shown, scenario, results, _WIDTH_IN, every_load=True), loc="left")
-    axes.legend(loc="best")
+    few = len(points) <= 6
+    axes.legend(loc="best" if few else "center left", bbox_to_anchor=None if few else (1.0, 0.5))
     return figure

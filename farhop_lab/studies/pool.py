@@ -8,6 +8,7 @@ nothing but its scenario, router, load and seed, so neither order nor number of 
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import signal
@@ -103,15 +104,19 @@ def save(result: Result, out: Path) -> None:
         half.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
         half.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            half.unlink()
         raise CellError(f"{path}: {error.strerror or error}; give a folder that can be written to") from None
 
 
 def opened(out: Path) -> Path:
-    """The folder, created if missing. Raises CellError."""
+    """The folder, created if missing. Raises CellError, also if it cannot be written to: not after an hour's run."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CellError(f"{out}: {error.strerror or error}; give another folder") from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise CellError(f"{out}: {os.strerror(errno.EACCES)}; give a folder that can be written to")
     return out
 
 

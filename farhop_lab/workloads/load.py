@@ -11,6 +11,7 @@ import ast
 import csv
 import gzip
 import io
+import re
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -51,6 +52,7 @@ _UNREADABLE = {
     b"\xff\xfe": ("UTF-16", "save it as UTF-8"),
     b"\xfe\xff": ("UTF-16", "save it as UTF-8"),
 }
+_BEHIND = re.compile(r'[^{"]+\{\s*"[^"]+"\s*:')  # as container engines and syslog write a line of JSON
 _STRETCH_S = 600.0  # ServeGen gives a rate for each 10 minutes
 
 _Row = TypeVar("_Row")
@@ -71,7 +73,7 @@ def mooncake(path: Path) -> list[MooncakeRow]:
             raise _bad(path, number, f"timestamp {at}; milliseconds from 0 on are expected, shift all of them")
         if not (isfinite(row.at_ms) and row.at_ms == int(row.at_ms)):  # of other traces in seconds, with blocks, too
             what = f"timestamp {row.at_ms:.15g}; whole milliseconds are expected"
-            raise _bad(path, number, f"{what}, others need a log: {_AS_A_LOG} 512 --field at_s=timestamp (or at_ms=)")
+            raise _bad(path, number, f"{what}, others need a log: {_AS_A_LOG} N --field at_s=timestamp (or at_ms=)")
         covers = len(row.hash_ids) * MOONCAKE_BLOCK_TOKENS
         if not covers - MOONCAKE_BLOCK_TOKENS < max(1, row.input_length) <= max(1, covers):
             what = f"hash_ids cover {covers} of input_length {row.input_length}; one per {MOONCAKE_BLOCK_TOKENS} is due"
@@ -264,6 +266,8 @@ def _log_lines(path: Path) -> Iterator[tuple[int | str, bytes | dict[str, str] |
         whole = chain([(number, first)], lines)
         if first.lstrip().startswith("["):
             yield from _of_array(path, whole)
+        elif _BEHIND.match(first):
+            raise _bad(path, number, "JSON behind other text; cut that off, as by: sed 's/^[^{]*//'")
         elif not first.lstrip().startswith("{") and (separator := max(",;\t", key=first.count)) in first:
             yield from _of_csv(path, whole, separator)
         else:
@@ -404,7 +408,7 @@ def _members(path: Path) -> Iterator[tuple[str, str]]:
                 if file is not None:
                     yield member.name, file.read().decode("utf-8", "replace")
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise TraceError(f"{path}: {error}; give a whole .tar.gz archive") from None
+        raise TraceError(f"{path}: {_reason(error)}; give a whole .tar.gz archive") from None
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -419,7 +423,12 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield number, line
     except (OSError, EOFError, zlib.error) as error:
         at = f", line {number + 1}" if number else ""
-        raise TraceError(f"{path}{at}: {error}; give a whole, readable file") from None
+        raise TraceError(f"{path}{at}: {_reason(error)}; give a whole, readable file") from None
+
+
+def _reason(error: Exception) -> str:
+    """Without the file's name, which stands before it, and the number."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 @contextmanager

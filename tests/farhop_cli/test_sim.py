@@ -55,6 +55,15 @@ def test_error_is_reported_in_one_line_with_exit_code_2(arguments: list[str], wo
     assert output.stderr.count("\n") == 1
 
 
+def test_the_table_is_shown_even_if_the_page_cannot_be_written(scenario: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "tiny.html").mkdir(parents=True)
+    text = CliRunner().invoke(app(), ["sim", scenario, "--policy", "region-local", "--seeds", "1", "--out", str(out)])
+    assert text.exit_code == 2
+    assert "requests/s" in text.stdout
+    assert text.stderr.endswith("tiny.html: Is a directory; give a folder that can be written to\n")
+
+
 def test_page_is_utf_8_whatever_the_locale(scenario: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "farhop_cli", "sim", scenario, "--policy", "farhop", "--seeds", "1", "--out", out]

@@ -91,6 +91,16 @@ def test_file_other_than_a_log_is_reported_in_one_line_with_the_expected_format(
     assert "; JSON objects, one a line or in one array, or CSV are expected" in output.stderr
 
 
+@pytest.mark.parametrize("before", ["2026-11-30T10:00:00.1Z stdout F ", "engine-0 | ", "Nov 30 10:00:00 host app[7]: "])
+def test_json_behind_other_text_is_reported_with_its_remedy(tmp_path: Path, before: str) -> None:
+    """As container engines and syslog write it. With its commas it looks like CSV."""
+    (tmp_path / "own").write_text("".join(f"{before}{json.dumps(line)}\n" for line in LINES))
+    output = CliRunner().invoke(app(), ["sim", "import", str(tmp_path / "own"), "--out", str(tmp_path / "mine.yaml")])
+    assert output.exit_code == 2
+    assert output.stderr.count("\n") == 1
+    assert "own, line 1: JSON behind other text; cut that off, as by: sed 's/^[^{]*//'" in output.stderr
+
+
 def test_lines_that_cannot_be_read_are_shown_and_counted(tmp_path: Path) -> None:
     log, out = written(tmp_path / "own", [*LINES, {"timestamp": 5, "usage": None}]), tmp_path / "mine.yaml"
     text = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out)])

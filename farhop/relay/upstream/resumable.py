@@ -1,6 +1,7 @@
-"""Attempts whose stream can be continued elsewhere: the first asks for token ids, the next ones continue from them.
+"""Attempts whose stream can be continued by another attempt if it breaks.
 
-If continuing by text is allowed and the engine sends no ids, the first asks for nothing, and its text is kept.
+The first attempt asks the engine for token ids, and later ones continue from the ids received so far. If continuing by
+text is allowed and the engine sends no ids, the text received so far is kept instead.
 
 What is kept is bounded per stream (`formats.resumption`, `formats.text_resumption`) and per process (`Resumption`).
 Never sends a continuation on its own: the machine says whether and where. A client never sees an engine's refusal of

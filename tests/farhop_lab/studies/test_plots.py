@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from farhop_lab.scenarios.load import Scenario, parse
 from farhop_lab.studies import cell, plots, pool
 from farhop_lab.studies.cell import Result
+from topology.load import load, shipped
 
 TEXT = """
 name: drawn
@@ -33,6 +35,14 @@ def ran() -> tuple[Scenario, list[Result]]:
     scenario = parse(TEXT, "it", Path(), ["farhop", "region-local"])
     jobs = pool.jobs(scenario, scenario.doc.routers, [1])
     return scenario, [cell.run(job.document, Path(job.folder), job.key, job.recipe) for job in jobs]
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
 
 
 def texts(figure: Any) -> str:
@@ -85,6 +95,46 @@ def test_the_use_of_every_router_lies_within_its_panel(ran: tuple[Scenario, list
     tops = [max(line.get_ydata()) for axes in figure.axes for line in axes.lines if len(line.get_ydata())]
     assert max(tops) == 90.0
     assert all(axes.get_ylim()[0] == 0.0 and axes.get_ylim()[1] > 90.0 for axes in figure.axes)
+
+
+def test_shares_on_the_map_cover_no_other_text(ran: tuple[Scenario, list[Result]]) -> None:
+    import matplotlib as mpl
+    from matplotlib.text import Annotation
+
+    mpl.use("Agg")
+    scenario, (first, *_) = ran
+    topology = load(shipped("five-regions"))
+    names = list(topology.regions)
+    everywhere = msgspec.structs.replace(first, flows={f"{a}>{b}": 10 for a in names for b in names})
+    sites = dict.fromkeys(names, scenario.doc.sites["virginia"])
+    of_five = msgspec.structs.replace(scenario.but(sites=sites), topology=topology)
+    with mpl.rc_context(plots.STYLE):
+        figure = plots.flows(of_five, [everywhere])
+        figure.draw_without_rendering()
+    found = [text for text in figure.findobj(Annotation) if text.get_text()]
+    shares = [text for text in found if text.get_text().endswith("%")]
+    assert len(shares) > 8
+    for one in shares:
+        box = one.get_window_extent()
+        assert not [other.get_text() for other in found if other is not one and box.overlaps(other.get_window_extent())]
+
+
+def test_the_line_of_a_region_without_requests_lies_above_the_frame(ran: tuple[Scenario, list[Result]]) -> None:
+    scenario, results = ran
+    idle = msgspec.structs.replace(results[0], curves={"virginia": [0.0, 0.0], "tokyo": [0.9, 0.9]})
+    (axes,) = plots.use(scenario, [idle]).axes
+    assert all(line.get_zorder() > axes.spines["bottom"].get_zorder() for line in axes.lines[:2])
+
+
+def test_each_of_many_routers_differs_in_colour_or_marker(ran: tuple[Scenario, list[Result]]) -> None:
+    scenario, (first, *_) = ran
+    many = [
+        msgspec.structs.replace(first, key=msgspec.structs.replace(first.key, router=f"router-{n}")) for n in range(14)
+    ]
+    (axes,) = plots.cost(scenario, many).axes
+    looks = {(line.get_color(), line.get_marker()) for line in axes.lines if line.get_marker() != "None"}
+    assert len(looks) == 14
+    assert axes.get_legend().get_window_extent().x0 > axes.bbox.x1  # not over the points
 
 
 def test_goodput_is_a_line_over_several_loads(ran: tuple[Scenario, list[Result]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -66,7 +67,7 @@ def test_cell_is_run_again_for_another_recipe_or_a_damaged_file(tmp_path: Path) 
     assert pool.load(job, None) is None
 
 
-def test_a_recipe_is_of_what_matters() -> None:
+def test_a_cells_recipe_depends_only_on_what_changes_its_result() -> None:
     scenario = tiny()
     assert pool.recipe(scenario) == pool.recipe(scenario.but(seeds=9, routers=["skywalker"]))
     assert pool.recipe(scenario) != pool.recipe(scenario.but(duration_s=5.0))
@@ -120,6 +121,26 @@ def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(pool.CellError, match="give another folder"):
         pool.opened(tmp_path / "file" / "under")
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(pool.CellError, match="Permission denied; give a folder that can be written to"):
+        pool.opened(tmp_path)
+
+
+def test_a_result_that_finds_no_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (job,) = pool.jobs(tiny(), ["region-local"], [1])
+    result = cell.run(job.document, Path(job.folder), job.key, job.recipe)
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(pool.CellError, match="No space left on device; give a folder"):
+        pool.save(result, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 PREPARED = """
