@@ -17,14 +17,14 @@ LINE_BYTES_MAX = 1024 * 1024
 ERROR_BYTES_MAX = 4096
 
 
-class Session:
-    """For admin ports: with short timeouts, and the credentials that each of them may get."""
+class AdminClient:
+    """Asks admin ports, with short timeouts, and the credentials that each of them may get."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access = NO_ACCESS) -> None:
         self.access = access
         self._client: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Session:
+    async def __aenter__(self) -> AdminClient:
         connector = aiohttp.TCPConnector(ssl=self.access.tls) if self.access.tls is not None else None
         self._client = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S), connector=connector)
         return self
@@ -35,7 +35,7 @@ class Session:
 
     def request(self, method: str, base: str, path: str, body: bytes | None = None, total_s: float = ANSWER_S) -> Any:
         """A request's context manager. AdminError if it must not be made."""
-        assert self._client is not None  # the session was entered
+        assert self._client is not None  # the client was entered
         return self._client.request(
             method,
             base.rstrip("/") + path,
@@ -47,17 +47,12 @@ class Session:
         )
 
 
-def session(access: Access = NO_ACCESS) -> Session:
-    """A session for the admin ports of a fleet."""
-    return Session(access)
-
-
-async def get(http: Session, base: str, path: str) -> dict[str, Any] | None:
+async def get(http: AdminClient, base: str, path: str) -> dict[str, Any] | None:
     """A balancer's answer under a path; None for a 404. Raises AdminError."""
     return await _ask(http, "GET", base, path, None)
 
 
-async def explain(http: Session, base: str, question: dict[str, Any]) -> dict[str, Any]:
+async def explain(http: AdminClient, base: str, question: dict[str, Any]) -> dict[str, Any]:
     """Where a balancer would send a request. Raises AdminError."""
     answer = await _ask(http, "POST", base, "/explain", msgspec.json.encode(question))
     if answer is None:
@@ -65,7 +60,7 @@ async def explain(http: Session, base: str, question: dict[str, Any]) -> dict[st
     return answer
 
 
-async def act(http: Session, base: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+async def act(http: AdminClient, base: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """Have a balancer perform an act. Raises AdminError."""
     answer = await _ask(http, "POST", base, path, msgspec.json.encode(body))
     if answer is None:
@@ -73,7 +68,7 @@ async def act(http: Session, base: str, path: str, body: dict[str, Any]) -> dict
     return answer
 
 
-async def lines(http: Session, base: str, path: str, total_s: float) -> AsyncIterator[bytes]:
+async def lines(http: AdminClient, base: str, path: str, total_s: float) -> AsyncIterator[bytes]:
     """The lines under a path as they come, for at most this time. Raises AdminError."""
     try:
         async with http.request("GET", base, path, total_s=total_s) as response:
@@ -93,7 +88,7 @@ async def lines(http: Session, base: str, path: str, total_s: float) -> AsyncIte
         raise AdminError(f"{base} cannot be reached: {network_error.in_words(error)}") from None
 
 
-async def page(http: Session, base: str, path: str) -> str:
+async def page(http: AdminClient, base: str, path: str) -> str:
     """The text under a path. Raises AdminError."""
     status, text = await _fetch(http, "GET", base, path, None)
     if status != 200:
@@ -101,7 +96,7 @@ async def page(http: Session, base: str, path: str) -> str:
     return text.decode(errors="replace")
 
 
-async def _fetch(http: Session, method: str, base: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+async def _fetch(http: AdminClient, method: str, base: str, path: str, body: bytes | None) -> tuple[int, bytes]:
     try:
         async with http.request(method, base, path, body) as response:
             status, text = response.status, await response.content.read(ANSWER_BYTES_MAX)
@@ -118,7 +113,7 @@ async def _fetch(http: Session, method: str, base: str, path: str, body: bytes |
     return status, text
 
 
-async def _ask(http: Session, method: str, base: str, path: str, body: bytes | None) -> dict[str, Any] | None:
+async def _ask(http: AdminClient, method: str, base: str, path: str, body: bytes | None) -> dict[str, Any] | None:
     status, text = await _fetch(http, method, base, path, body)
     if status == 404:
         return None

@@ -148,7 +148,7 @@ async def _run(planned: Plan, options: Options) -> int:
     result, times = await _send(planned, trace_id, quiet=options.as_json)
     found = None
     if planned.running is not None and result.status:
-        async with admin.session() as http:
+        async with admin.AdminClient() as http:
             found = await evidence.gather(
                 http, planned.running, planned.who, result, trace_id, {**planned.question}
             )  # fmt: skip

@@ -84,7 +84,7 @@ def run(out: str, added: list[str], decisions: int, fleet_options: FleetOptions)
 
 async def _collected(here: Fleet, decisions: int) -> tuple[list[StatusReply], dict[str, bytes]]:
     files: dict[str, bytes] = {}
-    async with admin.session(here.access) as http:
+    async with admin.AdminClient(here.access) as http:
 
         async def one(balancer: Balancer) -> StatusReply:
             seen = await fleet.look(http, balancer)
@@ -117,7 +117,7 @@ def _folder(of: Balancer, taken: Collection[str]) -> str:
     return next(one for one in itertools.chain((name,), others) if one not in taken)
 
 
-async def _or_why(http: admin.Session, of: Balancer, path: str) -> dict[str, Any]:
+async def _or_why(http: admin.AdminClient, of: Balancer, path: str) -> dict[str, Any]:
     try:
         document = await admin.get(http, of.url, path)
     except AdminError as error:

@@ -53,10 +53,10 @@ LAW_EVERY_S = 5.0
 
 
 class FleetSource:
-    """All balancers of a fleet. See farhop.service.admin.console.console.Source."""
+    """All balancers of a fleet. See farhop.service.admin.console.server.Source."""
 
     def __init__(
-        self, here: Fleet, http: admin.Session, store: Store | None, author: str, drills: Drills | None = None
+        self, here: Fleet, http: admin.AdminClient, store: Store | None, author: str, drills: Drills | None = None
     ) -> None:
         self._here, self._http, self._store, self._author, self._drills = here, http, store, author, drills
         self._names = {one: str(one) for one in here.balancers}
@@ -196,7 +196,7 @@ async def _serve(here: Fleet, port: int, asked: DrillOptions, drilled: DrillFlee
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        http = await stack.enter_async_context(admin.session(here.access))
+        http = await stack.enter_async_context(admin.AdminClient(here.access))
         store = await store_of_fleet(here, stack)  # a read-only user sees drills and laws
         drills = DrillControl(drilled, store, asked) if drilled is not None and store is not None else None
         source = FleetSource(here, http, store, asked.by or setting.author_here(), drills)

@@ -234,7 +234,7 @@ async def _drilled_fleet(
     """The fleet as the runner sees it: injector, checks, polled balancers, probe clients. What it opens `stack` closes.
     `salt` distinguishes this run's prompts from those of others.
     """
-    http = await stack.enter_async_context(admin.session(here.fleet.access))
+    http = await stack.enter_async_context(admin.AdminClient(here.fleet.access))
     connector = aiohttp.TCPConnector(limit=0, ssl=here.fleet.access.as_client())
     session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
     clock, balancers = asyncio.get_running_loop().time, here.fleet.of("global")
@@ -270,7 +270,7 @@ def stop_on_signals(runner: Runner, more: Callable[[], None] = lambda: None) -> 
         asyncio.get_running_loop().add_signal_handler(number, stop, f"interrupted by {number.name}")
 
 
-def _asking(http: admin.Session, url: str) -> Callable[[], Any]:
+def _asking(http: admin.AdminClient, url: str) -> Callable[[], Any]:
     async def ask() -> Mapping[str, Any] | None:
         try:
             return await admin.get(http, url, "/status")

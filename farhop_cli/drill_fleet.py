@@ -224,7 +224,7 @@ async def facts_now(
     injects, injecting, impossible = {"traffic"}, list[str](), ""
     if faults is not None:
         try:
-            injecting = await faults.standing()
+            injecting = await faults.active_faults()
             injects.add("fault")
         except InjectError as error:
             trouble.append(str(error))

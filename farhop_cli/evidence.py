@@ -56,7 +56,7 @@ class Evidence(msgspec.Struct):
 
 
 async def gather(
-    http: admin.Session,
+    http: admin.AdminClient,
     running: Running,
     who: Caller,
     result: Result,
@@ -79,7 +79,7 @@ async def gather(
 
 
 async def _account(
-    http: admin.Session, running: Running, who: Caller, region: str | None, port: str, decision_id: str
+    http: admin.AdminClient, running: Running, who: Caller, region: str | None, port: str, decision_id: str
 ) -> Account:
     addresses = region_file(running, region)
     if region is None or addresses is None or not decision_id:
@@ -97,7 +97,7 @@ async def _account(
     return account
 
 
-async def _record(http: admin.Session, base: str, decision_id: str, patience_s: float) -> dict[str, Any] | None:
+async def _record(http: admin.AdminClient, base: str, decision_id: str, patience_s: float) -> dict[str, Any] | None:
     until = time.monotonic() + patience_s
     while True:
         found = await admin.get(http, base, f"/decisions/{decision_id}")
@@ -106,7 +106,7 @@ async def _record(http: admin.Session, base: str, decision_id: str, patience_s: 
         await asyncio.sleep(POLL_S)
 
 
-async def _explain(http: admin.Session, running: Running, account: Account, question: dict[str, Any]) -> None:
+async def _explain(http: admin.AdminClient, running: Running, account: Account, question: dict[str, Any]) -> None:
     """No record of a refusal is kept: the entry that refused is asked what it would decide now."""
     addresses = region_file(running, account.region)
     if addresses is None:
@@ -117,7 +117,7 @@ async def _explain(http: admin.Session, running: Running, account: Account, ques
         account.note = f"{account.note}; {error}" if account.note else str(error)
 
 
-async def _trace(http: admin.Session, collector: str, trace_id: str, wanted: set[str]) -> Trace:
+async def _trace(http: admin.AdminClient, collector: str, trace_id: str, wanted: set[str]) -> Trace:
     """The trace once it has every span in `wanted`, or as it is at the timeout."""
     if not collector:
         return Trace(trace_id, note="this world has no collector")
@@ -140,7 +140,7 @@ def _absence(missing: list[str]) -> str:
 
 
 async def everywhere(
-    http: admin.Session, fleet: Fleet, decision_id: str
+    http: admin.AdminClient, fleet: Fleet, decision_id: str
 ) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[str, Any]]], list[str]]:
     """A past decision's records at every global and every regional admin port, with regions; and the ports that could
     not be asked.

@@ -90,7 +90,7 @@ def _question(topology: Topology, options: Options, body: bytes) -> dict[str, An
 
 
 async def _now(here: Fleet, topology: Topology, options: Options, question: dict[str, Any]) -> int:
-    async with admin.session(here.access) as http:
+    async with admin.AdminClient(here.access) as http:
         entry, answer = await _at_entry(http, here, topology, options.origin, question)
         reasons, law = answer.get("reasons") or {}, answer.get("law")
         chosen = reasons.get("chosen")
@@ -132,7 +132,7 @@ def _for_the_model(question: dict[str, Any], model: object) -> dict[str, Any]:
 
 
 async def _at_entry(
-    http: admin.Session, here: Fleet, topology: Topology, origin: str | None, question: dict[str, Any]
+    http: admin.AdminClient, here: Fleet, topology: Topology, origin: str | None, question: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """The nearest entry that may read the request and answers, and its answer. Ends the command if there is none."""
     entry_law = Law(topology).verdict(question["tenant"], "", Scope.ENTRY)
@@ -173,7 +173,7 @@ def _print_pick(regional: dict[str, Any] | None, region: object) -> None:
 
 
 async def _past(here: Fleet, options: Options) -> int:
-    async with admin.session(here.access) as http:
+    async with admin.AdminClient(here.access) as http:
         upper, lower, silent = await evidence.everywhere(http, here, options.what)
     for one in silent:
         warn(one)

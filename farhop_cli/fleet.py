@@ -129,7 +129,7 @@ class Fleet:
         from farhop_cli import admin
 
         asked = [one for one in self.balancers if tier in ("", one.tier) and region in ("", one.region)]
-        async with admin.session(self.access) as http:
+        async with admin.AdminClient(self.access) as http:
             found = list(await asyncio.gather(*(look(http, one) for one in asked)))
         self.asked.update(zip(asked, found, strict=True))
         return found
@@ -157,7 +157,7 @@ class Fleet:
         return tuple(dict.fromkeys((*self.trouble, *(one.error for one in self.asked.values() if one.status is None))))
 
 
-async def look(http: admin.Session, one: Balancer) -> StatusReply:
+async def look(http: admin.AdminClient, one: Balancer) -> StatusReply:
     """A balancer's status, or why there is none."""
     from farhop_cli import admin
 
@@ -463,7 +463,7 @@ def _with_reported(fleet: Fleet) -> Fleet:
 async def _asked(fleet: Fleet) -> Fleet:
     from farhop_cli import admin
 
-    async with admin.session(fleet.access) as http:
+    async with admin.AdminClient(fleet.access) as http:
         unknown = [one for one in fleet.balancers if not one.tier]
         looked = await asyncio.gather(*(look(http, one) for one in unknown))
         named = {one.balancer.url: one.balancer for one in looked}
@@ -477,7 +477,7 @@ async def _asked(fleet: Fleet) -> Fleet:
     return replace(fleet, balancers=kept, topology=topology)
 
 
-async def _topology_of(http: admin.Session, one: Balancer) -> Topology | None:
+async def _topology_of(http: admin.AdminClient, one: Balancer) -> Topology | None:
     from farhop_cli import admin
     from topology import load as worlds
 

@@ -57,7 +57,7 @@ class Sampler:
         self._regions = world.regions
         self._counts: dict[str, tuple[float, float]] = {}  # by admin port: requests finished, and the time of reading
 
-    async def sample(self, http: admin.Session, now: float) -> list[Row]:
+    async def sample(self, http: admin.AdminClient, now: float) -> list[Row]:
         """Every region, in the world's order. `now`: monotonic seconds."""
         asked = await asyncio.gather(*(self._ask(http, one, now) for one in self._regions.values()))
         views = [upper for upper, *_ in asked if upper is not None]
@@ -66,13 +66,13 @@ class Sampler:
             for name, (_, lower, entered, served) in zip(self._regions, asked, strict=True)
         ]
 
-    async def _ask(self, http: admin.Session, one: RegionFile, now: float) -> tuple[Any, Any, Any, Any]:
+    async def _ask(self, http: admin.AdminClient, one: RegionFile, now: float) -> tuple[Any, Any, Any, Any]:
         upper, lower = await asyncio.gather(_status(http, one.global_admin), _status(http, one.regional_admin))
         urls = (one.global_admin, one.regional_admin)
         entered, served = await asyncio.gather(*(self._rate(http, url, now) for url in urls))
         return upper, lower, entered, served
 
-    async def _rate(self, http: admin.Session, url: str, now: float) -> float | None:
+    async def _rate(self, http: admin.AdminClient, url: str, now: float) -> float | None:
         try:
             count = finished(await admin.page(http, url, "/metrics"))
         except AdminError:
@@ -123,7 +123,7 @@ def _region(view: dict[str, Any], name: str) -> dict[str, Any] | None:
     return next((one for one in dicts(view.get("regions")) if one.get("region") == name), None)
 
 
-async def _status(http: admin.Session, url: str) -> dict[str, Any] | None:
+async def _status(http: admin.AdminClient, url: str) -> dict[str, Any] | None:
     try:
         return await admin.get(http, url, "/status")
     except AdminError:
@@ -176,7 +176,7 @@ class Lines:
 async def follow(world: WorldFile, stop: asyncio.Event) -> None:
     """Sample and print every second, until stopped."""
     sampler, console = Sampler(world), show.console()
-    async with admin.session() as http:
+    async with admin.AdminClient() as http:
         if not console.is_terminal:
             await _each(sampler, http, stop, Lines(show.line).update)
             return
@@ -185,7 +185,7 @@ async def follow(world: WorldFile, stop: asyncio.Event) -> None:
 
 
 async def _each(
-    sampler: Sampler, http: admin.Session, stop: asyncio.Event, on_rows: Callable[[list[Row]], None]
+    sampler: Sampler, http: admin.AdminClient, stop: asyncio.Event, on_rows: Callable[[list[Row]], None]
 ) -> None:
     clock = asyncio.get_running_loop().time
     while not stop.is_set():

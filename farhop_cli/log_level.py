@@ -40,7 +40,7 @@ def run(level: str, region: str, fleet_options: FleetOptions) -> int:
 
 
 async def _set(here: Fleet, asked: list[Balancer], level: str) -> list[StatusReply]:
-    async with admin.session(here.access) as http:
+    async with admin.AdminClient(here.access) as http:
 
         async def one(balancer: Balancer) -> StatusReply:
             try:

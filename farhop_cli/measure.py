@@ -1,6 +1,7 @@
-"""What `farhop bench` measures and prints, a function a subcommand; each returns the exit code.
+"""`farhop bench`: runs a benchmark of `farhop_lab.bench` and prints its result as a table or as JSON.
 
-`routing`, `fidelity` and `chaos` measure no cost: see the modules of these names.
+One function for each subcommand; it returns the exit code. `routing`, `fidelity` and `chaos` measure no cost: see the
+modules of these names. Never measures anything itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`farhop plan`: how many replicas each region needs for a scenario's demand and objective, and what they cost."""
+"""`farhop plan`: how many replicas each region needs for a scenario's demand and objective, and what they cost. By
+simulation alone; never contacts a balancer.
+"""
 
 from __future__ import annotations
 

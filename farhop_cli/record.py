@@ -92,11 +92,13 @@ class Trace:
 async def _all(balancers: list[Balancer], trace: Trace, for_s: float, received: _Received, access: Access) -> None:
     # One salt for all, so that common beginnings are recognised across balancers; it is not kept.
     path = f"/record?for_s={for_s:g}&salt={secrets.token_hex(SALT_BYTES)}"
-    async with admin.session(access) as http:
+    async with admin.AdminClient(access) as http:
         await asyncio.gather(*(_one(http, one, path, for_s, trace, received) for one in balancers))
 
 
-async def _one(http: admin.Session, one: Balancer, path: str, for_s: float, trace: Trace, received: _Received) -> None:
+async def _one(
+    http: admin.AdminClient, one: Balancer, path: str, for_s: float, trace: Trace, received: _Received
+) -> None:
     ended = False
     try:
         async for line in admin.lines(http, one.at, path, for_s + GRACE_S):

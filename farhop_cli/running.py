@@ -115,7 +115,7 @@ def under_law(topology: Topology, urls: Iterable[str], access: Access = NO_ACCES
 async def _laws(topology: Topology, urls: Iterable[str], access: Access) -> list[Topology | None]:
     from farhop_cli import admin
 
-    async with admin.session(access) as http:
+    async with admin.AdminClient(access) as http:
 
         async def ask(url: str) -> Topology | None:
             try:

@@ -1,6 +1,7 @@
 """`farhop status`: what is wrong, where the load is and which law is in force, in ten lines; then the chosen tables.
 
-A balancer that does not answer is a row and an exit code, not an error; a missing figure is a dash.
+A balancer that does not answer is a row and an exit code, not an error; a missing figure is a dash. Never changes
+anything.
 """
 
 from __future__ import annotations
@@ -244,7 +245,7 @@ def _build(tier: str, one: BalancerStatus) -> list[str]:
 async def _ask_all(
     here: Fleet, chosen: list[Balancer], *, spills: bool
 ) -> tuple[list[fleet.StatusReply], list[dict[str, int] | None]]:
-    async with admin.session(here.access) as http:
+    async with admin.AdminClient(here.access) as http:
         answered = await asyncio.gather(*(fleet.look(http, one) for one in chosen))
         wanted = [
             one.balancer.url if spills and one.status and one.balancer.tier != "regional" else "" for one in answered
@@ -252,7 +253,7 @@ async def _ask_all(
         return list(answered), list(await asyncio.gather(*(_spills(http, url) for url in wanted)))
 
 
-async def _spills(http: admin.Session, url: str) -> dict[str, int] | None:
+async def _spills(http: admin.AdminClient, url: str) -> dict[str, int] | None:
     if not url:
         return None
     try:

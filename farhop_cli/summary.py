@@ -24,8 +24,8 @@ NOT_TOLD = "as entries see it: no regional balancer answered, or none is known h
 _LATELY_S = 60.0  # older failures of requests are not reported
 
 
-class Balancer(Protocol):
-    """What is known of one balancer."""
+class AskedBalancer(Protocol):
+    """A balancer that was asked for its status, and what it said."""
 
     @property
     def region(self) -> str:
@@ -68,8 +68,8 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def of(
-    name: str, upper: Sequence[Balancer], lower: Sequence[Balancer], unreached: Sequence[str], region: str = "",
-    announcers: Sequence[AnnounceReport] = (),
+    name: str, upper: Sequence[AskedBalancer], lower: Sequence[AskedBalancer], unreached: Sequence[str],
+    region: str = "", announcers: Sequence[AnnounceReport] = (),
 ) -> Summary:  # fmt: skip
     """From balancers' statuses; `unreached` is what could not be asked, and why."""
     views = _worst(upper, region)
@@ -134,7 +134,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
 
 
-def _law(answered: Sequence[Balancer]) -> str:
+def _law(answered: Sequence[AskedBalancer]) -> str:
     """Who set the newest one, if known."""
     laws = [law for one in answered if isinstance(law := (one.status or {}).get("law"), dict)]
     newest = max(laws, key=lambda law: law["epoch"] if isinstance(law.get("epoch"), int) else -1, default={})
@@ -148,7 +148,7 @@ def _law(answered: Sequence[Balancer]) -> str:
 # -- load
 
 
-def _worst(upper: Sequence[Balancer], region: str) -> dict[str, dict[str, Any]]:
+def _worst(upper: Sequence[AskedBalancer], region: str) -> dict[str, dict[str, Any]]:
     """Each region as the balancer with the worst view reports it."""
     found: dict[str, dict[str, Any]] = {}
     for one in upper:
@@ -161,7 +161,7 @@ def _worst(upper: Sequence[Balancer], region: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _load(region: str, view: dict[str, Any], lower: Sequence[Balancer]) -> Load:
+def _load(region: str, view: dict[str, Any], lower: Sequence[AskedBalancer]) -> Load:
     own = [one.status for one in lower if one.region == region and one.status is not None]
     # By name: several balancers of a region share its replicas.
     replicas = {str(one.get("replica")): one for status in own for one in dicts(status.get("replicas"))}
@@ -214,8 +214,8 @@ def _shown(load: Load) -> str:
 
 
 def _wrong(
-    upper: Sequence[Balancer],
-    lower: Sequence[Balancer],
+    upper: Sequence[AskedBalancer],
+    lower: Sequence[AskedBalancer],
     views: dict[str, dict[str, Any]],
     epochs: dict[int, list[str]],
     region: str,
@@ -271,7 +271,7 @@ def _unannounced(announcers: Iterable[AnnounceReport]) -> Iterator[str]:
             yield f"{one.instance} has entry {one.entry} {one.wanted}: {one.why or 'its probes fail'}"
 
 
-def _wrong_at(one: Balancer) -> Iterator[str]:
+def _wrong_at(one: AskedBalancer) -> Iterator[str]:
     status = one.status or {}
     name = f"{status.get('tier') or ''} {one.name}".strip()  # both tiers of a region have its name
     yield from _store_wrong(name, status)
@@ -334,7 +334,7 @@ def _account_wrong(name: str, what: str, account: dict[str, Any]) -> Iterator[st
         yield f"{name} cannot send {what} on: {delivery['trouble']}"
 
 
-def _replicas(one: Balancer) -> Iterator[str]:
+def _replicas(one: AskedBalancer) -> Iterator[str]:
     replicas = dicts((one.status or {}).get("replicas"))
     bad = [replica for replica in replicas if replica.get("state") != "up"]
     if bad:

@@ -28,7 +28,7 @@ from farhop_cli.exits import fail
 from farhop_cli.show import number
 
 if TYPE_CHECKING:
-    from farhop.service.admin.console.console import Source
+    from farhop.service.admin.console.server import Source
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import FleetOptions
 
@@ -263,7 +263,7 @@ def run(by: str | None, fleet_options: FleetOptions, *, read_only: bool) -> int:
 
 async def _show(here: Fleet, author: str, *, read_only: bool) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        http = await stack.enter_async_context(admin.session(here.access))
+        http = await stack.enter_async_context(admin.AdminClient(here.access))
         store = None if read_only else await console.store_of_fleet(here, stack)
         source = console.FleetSource(here, http, store, author)
         stack.push_async_callback(source.close)

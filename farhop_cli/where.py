@@ -43,7 +43,7 @@ def _by_file(client: str, tenant: str, config: Path) -> dict[str, Any]:
     from entry_dns.answers import prepare
     from entry_dns.app.config import DnsConfig
     from entry_dns.app.where import where
-    from entry_dns.fleet.standing import Standing, State
+    from entry_dns.fleet.entry_health import EntryHealth, State
     from entry_dns.links import client_networks
     from farhop.service.assembly import stores
     from topology.law import Law
@@ -52,9 +52,9 @@ def _by_file(client: str, tenant: str, config: Path) -> dict[str, Any]:
         given = load(DnsConfig, config, [])
         world = stores.world(given)
         known = prepare.atlas(world, *client_networks.read(given.networks, world))
-        standings = [Standing(name, State.UP, 1.0, 0.0, 0.0) for name in world.entries]
+        healths = [EntryHealth(name, State.UP, 1.0, 0.0, 0.0) for name in world.entries]
         by_resolver = given.networks.without_subnet == "resolver"
-        return where(client, tenant, known, Law(world), standings, given.entries_max, by_resolver=by_resolver)
+        return where(client, tenant, known, Law(world), healths, given.entries_max, by_resolver=by_resolver)
     except (ConfigError, TopologyError, ValueError) as error:
         fail(first_of(error) + ("" if config.is_file() else "; --config is the DNS server's configuration"))
 

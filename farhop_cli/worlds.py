@@ -1,4 +1,7 @@
-"""`farhop bench worlds`: Farhop against the best rival in worlds drawn at random, as tables or as a part of a page."""
+"""`farhop bench worlds`: Farhop against the best rival in worlds drawn at random, as tables or as a part of a page.
+
+By simulation alone; never contacts a balancer.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +98,8 @@ def printed(verdicts: Sequence[judge.Verdict], as_json: bool) -> int:
     if as_json:
         beside = [msgspec.to_builtins(one) for one in judge.rival_comparisons(verdicts)]
         worlds = [msgspec.to_builtins(one) for one in verdicts]
-        standings = {name: msgspec.to_builtins(one) for name, one in sorted(judge.standings(verdicts).items())}
-        show.json({"bench": "worlds", "summary": found, "rivals": beside, "standings": standings, "worlds": worlds})
+        goals = {name: msgspec.to_builtins(one) for name, one in sorted(judge.goal_counts(verdicts).items())}
+        show.json({"bench": "worlds", "summary": found, "rivals": beside, "standings": goals, "worlds": worlds})
     else:
         order = sorted(verdicts, key=lambda one: one.good.mean if one.good is not None else 1.0)[:WORST]
         show.table(*_worlds("The worst worlds: Farhop over the rival of each", order))
@@ -178,10 +181,10 @@ def _apart(ratio: Interval | None, marked: bool) -> str:
 
 
 def _rivals(verdicts: Sequence[judge.Verdict]) -> Table:
-    comparisons, standings = judge.rival_comparisons(verdicts), judge.standings(verdicts)
+    comparisons, goals = judge.rival_comparisons(verdicts), judge.goal_counts(verdicts)
 
     def held(router: str) -> list[str]:
-        return [str(standings[router].level), str(standings[router].soon)]
+        return [str(goals[router].level), str(goals[router].soon)]
 
     lines = [
         [one.rival, _percent(one.good), shown(one.more, 1, 100.0), shown(one.ttft_p90, 2), *held(one.rival)]

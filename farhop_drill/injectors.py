@@ -76,7 +76,7 @@ class TrafficInjector:
     ) -> None:
         self._store, self._author, self._why = store, author, why
         self._homes, self._wall, self._raise_epoch = homes, wall, raise_epoch
-        self._stands: dict[str, Injection] = {}
+        self._active: dict[str, Injection] = {}
         self.law_epoch = 0
 
     async def inject(self, step: Step) -> None:
@@ -87,7 +87,7 @@ class TrafficInjector:
                 continue
             key = self._override(one).key
             try:
-                await self._put(one, new=key not in self._stands)
+                await self._put(one, new=key not in self._active)
             except Conflict:
                 raise InjectError(f"{key}: an operator's override is set there") from None
             except (StoreError, DocumentError, ValueError) as error:
@@ -96,31 +96,31 @@ class TrafficInjector:
     async def renew(self) -> None:
         """See Injector."""
         try:
-            for one in tuple(self._stands.values()):
+            for one in tuple(self._active.values()):
                 await self._put(one, new=False)
         except StoreError as error:
             raise InjectError(str(error)) from None
 
     async def restore(self) -> None:
         """See Injector."""
-        for key in reversed(tuple(self._stands)):
+        for key in reversed(tuple(self._active)):
             try:
                 await self._store.delete(key)
             except StoreError as error:
                 raise InjectError(str(error)) from None
-            del self._stands[key]
+            del self._active[key]
 
     async def close(self) -> None:
         """See Injector."""
 
     async def _put(self, one: Injection, *, new: bool) -> None:
         override = self._override(one)
-        self._stands[override.key] = one  # before it is written: an unacknowledged write may be in place
+        self._active[override.key] = one  # before it is written: an unacknowledged write may be in place
         try:
             value = overrides.encode(override)
             await self._store.put(override.key, value, expect_revision=0 if new else None, ttl_s=LEASE_S)
         except Conflict:
-            del self._stands[override.key]
+            del self._active[override.key]
             raise
 
     def _override(self, one: Injection) -> Override:
@@ -147,7 +147,7 @@ class FaultInjector:
     def __init__(self, url: str, token: str, run: str, for_s: float) -> None:
         self._url, self._run, self._for_s = url.rstrip("/"), run, for_s
         self._headers = {"authorization": f"Bearer {token}"}
-        self._stands: list[str] = []
+        self._active: list[str] = []
         self._session: aiohttp.ClientSession | None = None
 
     async def inject(self, step: Step) -> None:
@@ -156,8 +156,8 @@ class FaultInjector:
         for one in step.inject:
             name = f"{self._run}.{one.target.replace('/', '.')}"
             names.append(name)
-            if name not in self._stands:
-                self._stands.append(name)
+            if name not in self._active:
+                self._active.append(name)
         await asyncio.gather(
             *(
                 self._call("PUT", f"/faults/{name}", {**_fault(one), "lease_s": LEASE_S, "for_s": self._for_s})
@@ -167,16 +167,16 @@ class FaultInjector:
 
     async def renew(self) -> None:
         """See Injector."""
-        for name in tuple(self._stands):
+        for name in tuple(self._active):
             await self._call("POST", f"/faults/{name}/renew", {"lease_s": LEASE_S})
 
     async def restore(self) -> None:
         """See Injector."""
-        for name in reversed(tuple(self._stands)):
+        for name in reversed(tuple(self._active)):
             await self._call("DELETE", f"/faults/{name}", None)
-            self._stands.remove(name)
+            self._active.remove(name)
 
-    async def standing(self) -> list[str]:
+    async def active_faults(self) -> list[str]:
         """The faults in place in the world now, from any run. InjectError."""
         answer = await self._call("GET", "/faults", None)
         return [str(one) for one in answer.get("faults") or ()]

@@ -3,7 +3,7 @@
 Deny wins, and no level widens another: a region is lawful if the rules of the tenant, the tenant's model, the world's
 model, the key and the request all allow it. Unknown tenants, regions and places are denied. An adapter is bound by
 every rule of its base; an adapter of an unknown base is denied as soon as any model has a rule. `lawful` and `excluded`
-partition the regions. The memo is bounded, because clients choose narrowings.
+partition the regions. The memo is bounded, because clients choose narrowings. Never reads a file or a clock.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ class AnycastProcess:
     # -- life cycle
 
     async def open(self) -> str:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         config = self.config
         self._remember()
         self.admin.starting = "starting"
@@ -307,7 +307,7 @@ class AnycastProcess:
         return f"entry {config.entry}: {what} by {self.speaker.name}, admin on {config.admin.host}:{admin}"
 
     async def close(self) -> None:
-        """See farhop.service.process.lifecycle.Balancer. Whatever happens, nothing is announced when it returns."""
+        """See farhop.service.process.lifecycle.Daemon. Whatever happens, nothing is announced when it returns."""
         config = self.config
         self.react(StopAsked())
         longest_s = config.drain_s + config.settle_s + 4.0 * config.ack_s + 5.0
@@ -319,7 +319,7 @@ class AnycastProcess:
         await all_of(self.speaker.kill, self._tasks.close, self.store.close, self.admin.close, self.tls.close)
 
     def reload(self) -> None:
-        """See farhop.service.process.lifecycle.Balancer. A change of what is announced is a restart: that drains."""
+        """See farhop.service.process.lifecycle.Daemon. A change of what is announced is a restart: that drains."""
         self._log.info("the configuration is read only at the start; restart to apply it")
 
     # -- for operators

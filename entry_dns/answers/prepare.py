@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from entry_dns.fleet.entry_health import EntryHealth, State
 from entry_dns.fleet.networks import PRIVATE, UNKNOWN, Space
-from entry_dns.fleet.standing import Standing, State
 from topology.geo import distance_km
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ class _Columns(NamedTuple):
     drained: npt.NDArray[np.bool_]
 
 
-def table(known: Atlas, standings: Sequence[Standing], lawful: frozenset[str], most: int) -> Table:
+def table(known: Atlas, healths: Sequence[EntryHealth], lawful: frozenset[str], most: int) -> Table:
     """The table for names whose lawful entries are these, with lists of at most `most` entries."""
-    columns = _columns(known, standings, lawful)
+    columns = _columns(known, healths, lawful)
     takes_a_share = columns.may & columns.up & (columns.share > 0.0) & (columns.share < 1.0)
     drawn = [int(at) for at in np.flatnonzero(takes_a_share)[:SHARED_MAX]]
     spaces, kinds = _kinds(known, columns.share, drawn)
@@ -145,15 +145,15 @@ def table(known: Atlas, standings: Sequence[Standing], lawful: frozenset[str], m
     return _renumbered(merged, lists, int(groups[inverse[-1]]), shared)
 
 
-def _columns(known: Atlas, standings: Sequence[Standing], lawful: frozenset[str]) -> _Columns:
-    by_name = {one.entry: one for one in standings}
-    standing = [by_name.get(name) for name in known.entries]
+def _columns(known: Atlas, healths: Sequence[EntryHealth], lawful: frozenset[str]) -> _Columns:
+    by_name = {one.entry: one for one in healths}
+    in_order = [by_name.get(name) for name in known.entries]
     return _Columns(
         may=np.array([name in lawful for name in known.entries], dtype=bool),
-        up=np.array([one is None or one.answers for one in standing], dtype=bool),
-        share=np.array([1.0 if one is None else one.share for one in standing]),
-        bias_ms=np.array([0.0 if one is None else one.bias_ms for one in standing]),
-        drained=np.array([one is not None and one.state is State.DRAINED for one in standing], dtype=bool),
+        up=np.array([one is None or one.answers for one in in_order], dtype=bool),
+        share=np.array([1.0 if one is None else one.share for one in in_order]),
+        bias_ms=np.array([0.0 if one is None else one.bias_ms for one in in_order]),
+        drained=np.array([one is not None and one.state is State.DRAINED for one in in_order], dtype=bool),
     )
 
 

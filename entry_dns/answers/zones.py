@@ -20,7 +20,7 @@ from entry_dns.answers import prepare
 from entry_dns.answers.message import AAAA, HTTPS, NS, SOA, TXT, A
 from entry_dns.answers.responder import packed, wire
 from entry_dns.answers.snapshot import EntryAnswer, Head, Name, Records, Zone
-from entry_dns.fleet.standing import Standing, State
+from entry_dns.fleet.entry_health import EntryHealth, State
 from topology.law import Law, Scope
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ class Ttls:
     least: int = 5
     most: int = 30
 
-    def of(self, standing: Standing | None) -> int:
+    def of(self, health: EntryHealth | None) -> int:
         """The TTL of an entry's addresses, in seconds: the time for which its state cannot change, within the
         bounds.
         """
-        if standing is None or standing.state is not State.UP:
+        if health is None or health.state is not State.UP:
             return self.least
-        return max(self.least, ceil(min(standing.stable_s, self.most)))
+        return max(self.least, ceil(min(health.stable_s, self.most)))
 
 
 def lawful_of(law: Law, tenant: str) -> frozenset[str]:
@@ -141,7 +141,7 @@ def view(
     plans: Sequence[ZonePlan],
     law: Law,
     atlas: Atlas,
-    standings: Sequence[Standing],
+    healths: Sequence[EntryHealth],
     ttls: Ttls,
     most: int,
     serial: int,
@@ -150,7 +150,7 @@ def view(
 ) -> tuple[Head, list[Table]]:
     """The view: its head and its tables. Names with the same lawful entries share a table. Numpy does the heavy part:
     run it in a thread. `by_resolver`: see Head."""
-    by_name = {one.entry: one for one in standings}
+    by_name = {one.entry: one for one in healths}
     entries = law.topology.entries
     led = tuple(
         EntryAnswer(
@@ -167,7 +167,7 @@ def view(
     def row(lawful: frozenset[str]) -> int:
         if lawful not in rows:
             rows[lawful] = len(tables)
-            tables.append(prepare.table(atlas, standings, lawful, most))
+            tables.append(prepare.table(atlas, healths, lawful, most))
         return rows[lawful]
 
     names: list[Name] = []
@@ -189,7 +189,7 @@ def view(
             if addresses and wire(host).endswith(apex):
                 made[wire(host)] = Name(wire(host), at, {}, _addresses(addresses))
         names += made.values()
-    return Head(tuple(zones), tuple(names), led, ready=bool(standings), by_resolver=by_resolver), tables
+    return Head(tuple(zones), tuple(names), led, ready=bool(healths), by_resolver=by_resolver), tables
 
 
 def _name(plan: NamePlan, zone: int, law: Law, row: Callable[[frozenset[str]], int]) -> Name:

@@ -13,7 +13,7 @@ from entry_dns.answers.responder import wire
 from entry_dns.answers.signing import KEYS_MAX, KeyFileError, Role, Stage, ZoneKey, ZoneKeys
 from entry_dns.answers.zones import NamePlan, Ttls, ZonePlan
 from entry_dns.app.worker import KeyFile
-from entry_dns.fleet.standing import StandingConfig
+from entry_dns.fleet.entry_health import EntryHealthConfig
 from entry_dns.links.config import Latencies, NetworksConfig, Probe
 from entry_dns.links.updates import Publish
 from farhop.config import ConfigError, Part, Seconds, Secret, rule
@@ -184,10 +184,10 @@ class DnsConfig(RegionConnections):
     nsid: Annotated[str, Field(pattern=r"^[!-~]{0,64}$")] = ""
     publish: Publish | None = None
 
-    def standing(self) -> StandingConfig:
+    def health_config(self) -> EntryHealthConfig:
         """The settings by which entries' health is judged."""
         probe = self.probe
-        return StandingConfig(
+        return EntryHealthConfig(
             probe.every_s, probe.up_after, probe.down_after, self.ramp_s, self.frozen_s, shed_at=self.shed_at
         )
 

@@ -1,6 +1,7 @@
-"""Assembles a DNS server for entries: the one module here with the clock and random numbers.
+"""Assembles the DNS server that leads clients to entries: makes the clock and the random generator, and hands them on.
 
-This process watches entries, the law and client networks and prepares views; workers answer by UDP, this one by TCP.
+This process watches entries, the law and client networks, and prepares the tables of answers (views). Workers answer
+questions by UDP from them, this process by TCP. Never decides what an answer says: `entry_dns.answers` does.
 Order of starting: the law and a first probe of every entry, then questions. Of stopping: workers, then all else.
 """
 
@@ -24,8 +25,8 @@ from entry_dns.app.tcp import TcpServer
 from entry_dns.app.where import where
 from entry_dns.app.worker import Settings, responder
 from entry_dns.app.workers import WorkerError, Workers, bind
+from entry_dns.fleet.entry_health import EntryHealth, EntryHealthTracker
 from entry_dns.fleet.latencies import Learned
-from entry_dns.fleet.standing import Standing, Standings
 from entry_dns.links import client_networks
 from entry_dns.links.probes import Probes
 from entry_dns.links.regions import RegionLinks
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
 
 Measurements: TypeAlias = "dict[IPv4Network | IPv6Network, dict[str, float]]"
 Publishing: TypeAlias = "Callable[[Head, list[Table]], Awaitable[bool]]"
-LOOK_S = 0.25  # how often standings are read; a view is prepared if one of them changed
+LOOK_S = 0.25  # how often the health of entries is read; a view is prepared if it changed
 FILES_S = 5.0  # how often files of client networks are looked at
 LIVE: Live = dict.fromkeys(
     ("topology", "zones", "networks", "ttl", "entries_max", "rates", "cookie_secrets", "nsid"), ()
@@ -100,8 +101,8 @@ class DnsServer:
         self._own_secret = Random().randbytes(16)
         self._settings = self._settings_of(config)
         self._stamps = self._files()
-        self.standings = Standings(config.standing())
-        self.standings.know({name: one.region for name, one in topology.entries.items()}, self.clock.now())
+        self.entry_health = EntryHealthTracker(config.health_config())
+        self.entry_health.know({name: one.region for name, one in topology.entries.items()}, self.clock.now())
         self._follow_store(rng, store, path)
         self._watch_entries(rng)
         # By geography, and as used for answers: corrected by what entries measured.
@@ -110,7 +111,7 @@ class DnsServer:
         self.findings: list[learned.Finding] = []
         self._led_before: dict[str, int] = {}  # under other maps, and where the counters of this one began
         self._led_from: dict[str, int] = {}
-        self._standing: tuple[Standing, ...] = ()
+        self._last_health: tuple[EntryHealth, ...] = ()
         self._wanted = asyncio.Event()
         self._renewing = asyncio.Lock()
         self._tasks = Tasks()
@@ -142,7 +143,7 @@ class DnsServer:
         hub = topology.regions[config.region].hub
         self.learned = Learned(config.latencies.learning())
         self.watcher = Watcher(
-            self.store, hub, topology, self.standings, self.metrics.report_refused, self.clock.now,
+            self.store, hub, topology, self.entry_health, self.metrics.report_refused, self.clock.now,
             self.learned if config.latencies.follow else None,
         )  # fmt: skip
         self.tls = TlsSetup(TlsManager(logs.get("dns"), wall), self.metrics, self._log)
@@ -173,7 +174,7 @@ class DnsServer:
         self._wanted.set()
 
     def _probed(self, entry: str, good: bool, why: str) -> None:
-        self.standings.probed(entry, good, why, self.clock.now())
+        self.entry_health.probed(entry, good, why, self.clock.now())
 
     def _files(self) -> dict[str, tuple[int, int]]:
         """Of each file of client networks, what shows whether it changed."""
@@ -228,7 +229,7 @@ class DnsServer:
                 return
 
     def reload(self) -> None:
-        """See farhop.service.process.lifecycle.Balancer: all files are read anew."""
+        """See farhop.service.process.lifecycle.Daemon: all files are read anew."""
         self._tasks.start(self._read_all(), "read the configuration again")
 
     async def _read_all(self) -> None:
@@ -266,7 +267,7 @@ class DnsServer:
             self.geography, self.findings = geography, findings
             self._plans, self._ttls, self.atlas = plans, config.ttls(), known
             self.watcher.topology = world
-            self.standings.know({name: one.region for name, one in world.entries.items()}, self.clock.now())
+            self.entry_health.know({name: one.region for name, one in world.entries.items()}, self.clock.now())
             self.probes.follow(dict(world.entries))
             self._wanted.set()
             if settings != self._settings:
@@ -297,13 +298,13 @@ class DnsServer:
 
     async def _keep_prepared(self) -> None:
         while True:
-            standing = self.standings.read(self.clock.now())
-            if standing != self._standing or self._wanted.is_set():
+            health = self.entry_health.read(self.clock.now())
+            if health != self._last_health or self._wanted.is_set():
                 self._wanted.clear()
-                await self._prepare(standing)
+                await self._prepare(health)
             await asyncio.sleep(LOOK_S)
 
-    async def _prepare(self, standing: tuple[Standing, ...]) -> None:
+    async def _prepare(self, health: tuple[EntryHealth, ...]) -> None:
         """Prepare a view aside and put it in force, whole."""
         began = self.clock.now()
         self._serial += 1
@@ -312,13 +313,13 @@ class DnsServer:
         by_resolver = self.config.networks.without_subnet == "resolver"
 
         def made() -> tuple[Head, list[Table]]:
-            return zones.view(plans, law, known, standing, ttls, most, serial, by_resolver=by_resolver)
+            return zones.view(plans, law, known, health, ttls, most, serial, by_resolver=by_resolver)
 
         head, tables = await asyncio.to_thread(made)
         if self._publish is not None:
             if not await self._publish(head, tables):
                 self._wanted.set()  # again
-            self._standing = standing
+            self._last_health = health
             self.prepared["views"] += 1
             return
         assert self._folder is not None
@@ -329,7 +330,7 @@ class DnsServer:
         self._counters.raise_version()
         if self.tcp is not None:
             self.tcp.answers.adopt(*decode(load_view(path)))
-        self._standing = standing
+        self._last_health = health
         self.prepared["views"] += 1
         self.prepared["ms"] = 1e3 * (self.clock.now() - began)
         self.prepared["bytes"] = float(len(data))
@@ -346,7 +347,7 @@ class DnsServer:
     # -- life
 
     async def open(self) -> str:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         config = self.config
         self.admin.starting = "starting"
         admin = await self.admin.open(config.admin.host, config.admin.port)
@@ -363,7 +364,7 @@ class DnsServer:
         await self.laws.begun()
         self.probes.follow(dict(self.world.entries))
         await self._first_look()
-        await self._prepare(self.standings.read(self.clock.now()))
+        await self._prepare(self.entry_health.read(self.clock.now()))
         if self.workers is not None and self.tcp is not None:
             self.workers.open()
             await self.tcp.open(tcp)
@@ -401,12 +402,12 @@ class DnsServer:
         """Until every entry was probed once, or for a while."""
         end = self.clock.now() + FIRST_LOOK_S
         while self.clock.now() < end:
-            if all(one.why != "not probed yet" for one in self.standings.read(self.clock.now())):
+            if all(one.why != "not probed yet" for one in self.entry_health.read(self.clock.now())):
                 return
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         steps = [self._tasks.close, self.probes.close, self.store.close, self.admin.close, self.tls.close]
         if self.links is not None:
             steps.append(self.links.close)
@@ -428,7 +429,7 @@ class DnsServer:
     def notice(self) -> str:
         """What operators should know beside that."""
         now = self.clock.now()
-        if self.standings.cut_off(now):
+        if self.entry_health.cut_off(now):
             return "no entry answers: the last view holds"
         lost = "; ".join(f"hub {name}: {why}" for name, why in self.watcher.lost.items())
         return f"out of contact: {lost}" if lost else ""
@@ -457,7 +458,7 @@ class DnsServer:
                     "ttl_s": self._ttls.of(one),
                     "why": one.why,
                 }
-                for one in self.standings.read(self.clock.now())
+                for one in self.entry_health.read(self.clock.now())
             ],
         }
 
@@ -484,7 +485,7 @@ class DnsServer:
         try:
             found = where(
                 request.query.get("client", ""), request.query.get("tenant", ""),
-                self.atlas, self.law_now, self.standings.read(self.clock.now()), self.config.entries_max,
+                self.atlas, self.law_now, self.entry_health.read(self.clock.now()), self.config.entries_max,
                 self.geography, by_resolver=self.config.networks.without_subnet == "resolver",
             )  # fmt: skip
         except ValueError as error:
@@ -541,7 +542,7 @@ class DnsServer:
         return {} if self._counters is None else self._counters.led(self._rows, entries)
 
     def _shares(self) -> dict[str, float]:
-        return {one.entry: one.share for one in self.standings.read(self.clock.now())}
+        return {one.entry: one.share for one in self.entry_health.read(self.clock.now())}
 
 
 def _folder() -> Path:

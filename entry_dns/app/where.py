@@ -19,7 +19,7 @@ from topology.law import Scope
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from entry_dns.fleet.standing import Standing
+    from entry_dns.fleet.entry_health import EntryHealth
     from topology.law import Law
 
 
@@ -28,7 +28,7 @@ def where(
     tenant: str,
     known: Atlas,
     law: Law,
-    standings: Sequence[Standing],
+    healths: Sequence[EntryHealth],
     most: int,
     geography: Atlas | None = None,
     *,
@@ -44,7 +44,7 @@ def where(
     if tenant and tenant not in law.topology.tenants:
         raise ValueError(f"tenant: {tenant[:64]!r} is not in the law; name one that is")
     lawful = lawful_of(law, tenant)
-    made = prepare.table(known, standings, lawful, most)
+    made = prepare.table(known, healths, lawful, most)
     family = address.version
     at = int(address) if family == 4 else int(address) >> 64
     space = made.spaces[family]
@@ -64,7 +64,7 @@ def where(
         "scope": length,
         "network": str(ip_network((address, length), strict=False)),
         "known": unknown.get(row, ""),
-        "entries": _entries(known, law, lawful, standings, order, row, geography_ms, tenant),
+        "entries": _entries(known, law, lawful, healths, order, row, geography_ms, tenant),
         "without_subnet": _without_subnet(made, known, lawful, by_resolver),
     }
 
@@ -73,7 +73,7 @@ def _entries(
     known: Atlas,
     law: Law,
     lawful: frozenset[str],
-    standings: Sequence[Standing],
+    healths: Sequence[EntryHealth],
     order: list[int],
     row: int,
     geography_ms: Sequence[float | None],
@@ -81,11 +81,11 @@ def _entries(
 ) -> list[dict[str, Any]]:
     """All entries, those of the answer first: `order` are its columns. `row`: of the client's network;
     `geography_ms` by column, without what entries measured."""
-    by_name = {one.entry: one for one in standings}
+    by_name = {one.entry: one for one in healths}
     excluded = law.verdict(tenant, "", Scope.ENTRY).excluded if tenant else {}
     entries = []
     for column, name in enumerate(known.entries):
-        entry, standing = law.topology.entries[name], by_name.get(name)
+        entry, health = law.topology.entries[name], by_name.get(name)
         why = excluded.get(entry.region, "") if name not in lawful else ""
         if not why and not known.allowed[row, column]:
             why = "the client's network is confined to other places"
@@ -96,10 +96,10 @@ def _entries(
                 "place": order.index(column) + 1 if column in order else None,
                 "ms": _ms(known, row, column),
                 "geography_ms": geography_ms[column],
-                "state": standing.state if standing is not None else "unknown",
-                "share": standing.share if standing is not None else 1.0,
-                "bias_ms": standing.bias_ms if standing is not None else 0.0,
-                "why": why or (standing.why if standing is not None else ""),
+                "state": health.state if health is not None else "unknown",
+                "share": health.share if health is not None else 1.0,
+                "bias_ms": health.bias_ms if health is not None else 0.0,
+                "why": why or (health.why if health is not None else ""),
                 "addresses": [*entry.ipv4, *entry.ipv6],
             }
         )

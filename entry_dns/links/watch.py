@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
+    from entry_dns.fleet.entry_health import EntryHealthTracker
     from entry_dns.fleet.latencies import Learned
-    from entry_dns.fleet.standing import Standings
     from farhop.store.contract import Change, Store
     from farhop.store.documents.latencies import LatencyReport
     from farhop.store.documents.overrides import DrainOverride, EntryDrainOverride
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from topology.model import Topology
 
 
-LOAD_AGE_S = 15.0  # a report is too old after this time: entry_dns.fleet.standing.StandingConfig.load_age_s
+LOAD_AGE_S = 15.0  # a report is too old after this time: entry_dns.fleet.entry_health.EntryHealthConfig.load_age_s
 INSTANCES_MAX = 1024
 
 
@@ -68,7 +68,7 @@ class _Load:
 
 
 class Watcher:
-    """Feeds `standings`, and `learned` if there is one; passes balancers' addresses to `links`.
+    """Feeds `entry_health`, and `learned` if there is one; passes balancers' addresses to `links`.
 
     `refused` counts rejected documents, by reason; `topology` may be replaced.
     """
@@ -78,7 +78,7 @@ class Watcher:
         store: Store,
         hub: str,
         topology: Topology,
-        standings: Standings,
+        entry_health: EntryHealthTracker,
         refused: Callable[[str], None],
         clock: Callable[[], float],
         learned: Learned | None = None,
@@ -87,7 +87,7 @@ class Watcher:
         self._learned = learned
         self._latencies: Documents[LatencyReport] = Documents(self._latency, refused, "latencies")
         self._store, self._hubs, self.topology = store, stores_of(store, hub), topology
-        self._standings, self._clock = standings, clock
+        self._entry_health, self._clock = entry_health, clock
         self._regions: Documents[tuple[DrainOverride, float]] = Documents(self._region_drain, refused, "override")
         self._entries: Documents[tuple[EntryDrainOverride, float]] = Documents(self._entry_drain, refused, "override")
         self._steers: Documents[tuple[Any, float]] = Documents(self._steer, refused, "steer")
@@ -126,11 +126,11 @@ class Watcher:
             names = {name for name, one in self.topology.entries.items() if one.region == drain.region}
             drained |= names
             why = f"{drain.why} (by {drain.author})"
-            self._standings.drained(names, drain.over_s, until, why, now, drain.keep_share)
+            self._entry_health.drained(names, drain.over_s, until, why, now, drain.keep_share)
         for entry, until in self._entries.values():
             drained.add(entry.entry)
-            self._standings.drained([entry.entry], entry.over_s, until, f"{entry.why} (by {entry.author})", now)
-        self._standings.undrained(self._drained - drained, now)
+            self._entry_health.drained([entry.entry], entry.over_s, until, f"{entry.why} (by {entry.author})", now)
+        self._entry_health.undrained(self._drained - drained, now)
         self._drained = drained
 
     def steers_changed(self, change: Change) -> None:
@@ -139,7 +139,7 @@ class Watcher:
             biases = {
                 one.region: (one.ms, until) for one, until in self._steers.values() if isinstance(one, BiasOverride)
             }
-            self._standings.biased(biases)
+            self._entry_health.biased(biases)
 
     def latencies_changed(self, change: Change) -> None:
         """Take a step of the watch of what entries measured."""
@@ -207,7 +207,7 @@ class Watcher:
         ]
         slots = sum(load.total for load in of_region)
         used = 1.0 - sum(load.free for load in of_region) / slots if slots else 0.0
-        self._standings.loaded(report.region, min(1.0, max(0.0, used)), now)
+        self._entry_health.loaded(report.region, min(1.0, max(0.0, used)), now)
         for old in [one for one, load in self._loads.items() if now - load.received_at > 4.0 * LOAD_AGE_S]:
             del self._loads[old]
 

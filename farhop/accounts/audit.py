@@ -1,8 +1,9 @@
 """The audit log of one balancer: what was decided under which law, in tamper-evident files.
 
-    <folder>/checkpoint, tile/...        as C2SP's tlog-tiles: an auditor needs these, and the log's key
-    <folder>/vkey that key, for readers who do not have it from elsewhere <folder>/journal.<N> entries from N on that no
-    checkpoint names yet <folder>/salt what names are hashed with: it does not leave the machine
+    <folder>/checkpoint, tile/...   as C2SP's tlog-tiles: an auditor needs these, and the log's key
+    <folder>/vkey                   that key, for readers who do not have it from elsewhere
+    <folder>/journal.<N>            entries from number N on, which no checkpoint names yet
+    <folder>/salt                   what names are hashed with: it never leaves the machine
 
 Invariants: `put` appends to a queue and does no IO; an entry is in the journal before any tile, tiles are on the disk
 before the checkpoint that names them, and a checkpoint replaces another as a whole. So a process killed at any moment

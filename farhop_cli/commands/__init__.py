@@ -1,1 +1,1 @@
-"""The wiring of every command, a module a group: options and help. The work is done by the modules they import."""
+"""Declares every command, one module for each group: its options and help. The modules that they import do the work."""

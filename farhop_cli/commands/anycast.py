@@ -1,4 +1,5 @@
-"""`farhop anycast`: runs an announcer, or shows what all of them announce. Only the wiring, and one table."""
+"""`farhop anycast`: runs an announcer, or shows what all of them announce. Only declares the commands and their
+options, and prints one table."""
 
 from __future__ import annotations
 

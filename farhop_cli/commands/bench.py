@@ -1,6 +1,7 @@
 """`farhop bench`: what Farhop costs, how well it routes, and whether it holds.
 
-The wiring alone: each subcommand has its own options, and none that it ignores.
+Only declares the subcommands and their options, with none that a subcommand ignores: the modules beside this folder do
+the work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`farhop context`: which fleet the commands are for, by name. The wiring alone."""
+"""`farhop context`: which fleet the commands are for, by name. Only declares the commands and their options."""
 
 from __future__ import annotations
 

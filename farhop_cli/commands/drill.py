@@ -1,4 +1,4 @@
-"""The wiring of `farhop drill`; what its commands do is in `farhop_cli.drill`, which is imported when one runs."""
+"""Declares `farhop drill` and its options. `farhop_cli.drill` does the work; it is imported when a command runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`farhop engine`: its options, which are the settings of emulated engines. The wiring alone.
+"""`farhop engine`: its options, which are the settings of emulated engines. Only declares them.
 
 What is not given is the settings' own default: help names it in words.
 """

@@ -1,6 +1,6 @@
 """Commands of the entry by DNS: the server, publishing to a provider's zone, and what a client or a resolver would see.
 
-The wiring alone: other modules are imported when a command runs, so that help is quick.
+Only declares the commands and their options: other modules are imported when a command runs, so that help is quick.
 """
 
 from __future__ import annotations

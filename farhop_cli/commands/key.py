@@ -1,4 +1,4 @@
-"""`farhop key`: API keys, issued, rotated, revoked and listed. The wiring alone."""
+"""`farhop key`: API keys, issued, rotated, revoked and listed. Only declares the commands and their options."""
 
 from __future__ import annotations
 

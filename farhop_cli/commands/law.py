@@ -1,4 +1,4 @@
-"""`farhop law`: the law that all balancers apply. Only the wiring."""
+"""`farhop law`: the law that all balancers apply. Only declares the commands and their options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`farhop limit`: what tenants, their keys and models may use, fleet-wide. The wiring alone."""
+"""`farhop limit`: what tenants, their keys and models may use, fleet-wide.
+
+Only declares the commands and their options.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Commands that look at a fleet: what its balancers report, and what they recorded (usage, audit). Only the wiring."""
+"""Commands that look at a fleet: what its balancers report, and what they recorded (usage, audit).
+
+Only declares the commands: the modules beside this folder do the work.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What operators set in etcd, for a while or until unset: `drain`, `bias`, `pin`, `route`, `policy`, `split`.
 
-The wiring alone.
+Only declares the commands: the modules beside this folder do the work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Commands of the simulator: `farhop sim SCENARIO`, and the import of a log as a scenario.
 
-The wiring alone: other modules are imported when a command runs, so that help is quick.
+Only declares the commands and their options: other modules are imported when a command runs, so that help is quick.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The verbs of the `farhop` command: a line of wiring each; the work is done by the modules that they call.
+"""The verbs of the `farhop` command: one line each; the modules that they call do the work.
 
 These are imported when their command runs, so that help is quick.
 """

@@ -1,6 +1,6 @@
-"""How a command for a fleet is wired: the options that all share, and the verbs that all nouns share.
+"""How a command for a fleet is declared: the options that all share, and the verbs that all nouns share.
 
-The wiring alone: other modules are imported when a command runs, so that help is quick.
+Only declares the commands and their options: other modules are imported when a command runs, so that help is quick.
 """
 
 from __future__ import annotations

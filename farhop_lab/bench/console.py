@@ -63,7 +63,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class ChangingFleet:
-    """A fleet in which every figure changes each second. See farhop.service.admin.console.console.Source."""
+    """A fleet in which every figure changes each second. See farhop.service.admin.console.server.Source."""
 
     name = "the changing fleet"
 

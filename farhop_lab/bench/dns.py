@@ -31,8 +31,8 @@ from entry_dns.answers.snapshot import encode
 from entry_dns.answers.zones import NamePlan, Ttls, ZonePlan
 from entry_dns.app.counters import Counters
 from entry_dns.app.worker import Settings, Task
+from entry_dns.fleet.entry_health import EntryHealth, State
 from entry_dns.fleet.networks import BITS, of_arrays
-from entry_dns.fleet.standing import Standing, State
 from entry_dns.links.view_file import write
 from farhop_lab.bench.harness import BenchError
 from farhop_lab.world.ports import free_ports
@@ -178,9 +178,9 @@ def _process(command: list[str], log: Path, *sockets: socket.socket, stdin: byte
 @contextmanager
 def _farhop(networks: int, folder: Path, seed: int, port: int) -> Iterator[int]:
     topology, known = world(), atlas(networks, Random(seed))
-    standings = [Standing(name, State.UP, 1.0, 0.0, 1e9) for name in topology.entries]
+    healths = [EntryHealth(name, State.UP, 1.0, 0.0, 1e9) for name in topology.entries]
     plan = ZonePlan(ZONE, (NamePlan(NAME),), (("ns1.entry.example", ("127.0.0.1",)),), "hostmaster.invalid")
-    write(folder / "view", encode(*zones.view([plan], Law(topology), known, standings, Ttls(), 3, 1)))
+    write(folder / "view", encode(*zones.view([plan], Law(topology), known, healths, Ttls(), 3, 1)))
     Counters.make(folder / "counters", 1)
     with _bound(port) as sock:
         settings = Settings((SECRET,), b"bench", 65_535, 2)

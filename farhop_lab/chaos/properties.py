@@ -151,16 +151,16 @@ def standing(world: World) -> Iterator[Finding]:
 
 
 def _replicas(name: str, region: RegionProcess) -> Iterator[Finding]:
-    now, standing = region.relay.clock(), region.flow.replicas.standing
+    now, tracker = region.relay.clock(), region.flow.replicas.health_tracker
     for replica in region.processes:
-        health = standing.read(replica, now)
+        health = tracker.read(replica, now)
         if health.state is not State.UP:
             yield Finding("standing", f"{name}/{replica}", f"{health.state}: {health.why}")
-        elif (excess := standing.outliers.excess(replica, now)) > SHARE_OFF:
+        elif (excess := tracker.outliers.excess(replica, now)) > SHARE_OFF:
             yield Finding(
                 "standing", f"{name}/{replica}", f"kept from {excess:.0%} of its slots: fails more than its peers"
             )
-    if (mode := standing.modes.get(MODEL, Mode.NORMAL)) is not Mode.NORMAL:
+    if (mode := tracker.modes.get(MODEL, Mode.NORMAL)) is not Mode.NORMAL:
         yield Finding("standing", name, f"mode {mode}")
 
 

@@ -187,7 +187,7 @@ class Etcd:
         return Change(ChangeKind.SNAPSHOT, max(self.revision, 1), entries=entries)
 
 
-class Book(LawBook):
+class CachingLawBook(LawBook):
     """The shipped one, which reuses documents that another of its world has parsed: that is half of the work."""
 
     judged: dict[bytes, Any]
@@ -218,7 +218,7 @@ class Process:
         self.recalled: set[tuple[str, int]] = set()  # attempts
         self.read: dict[str, int] = {}  # by asker's region: how far the journal was read
         self.bases: dict[str, dict[str, frozenset[str] | None]] = {}  # by region: what its models are based on
-        self.book = Book(
+        self.book = CachingLawBook(
             dict(world.hubs), law, self._adopt, lambda reason: world.seen.update((reason,)),  # type: ignore[arg-type]
             keys=world.keys, state=self.disk,  # type: ignore[arg-type]
         )  # fmt: skip

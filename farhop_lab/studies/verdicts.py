@@ -88,7 +88,7 @@ class RivalComparison(msgspec.Struct, frozen=True):
     ttft_p90: Interval | None
 
 
-class Standing(msgspec.Struct, frozen=True):
+class GoalCounts(msgspec.Struct, frozen=True):
     """A router held to Farhop's goals, on the first seed: of all worlds, those in which it has at least LOSS times the
     good answers of the best of all other routers, and those in which its TTFT p90 is at most SLOWER times that one's.
     """
@@ -240,7 +240,7 @@ def rival_comparisons(verdicts: Sequence[Verdict]) -> list[RivalComparison]:
     return sorted(found, key=lambda one: (-one.good, one.rival))
 
 
-def standings(verdicts: Sequence[Verdict]) -> dict[str, Standing]:
+def goal_counts(verdicts: Sequence[Verdict]) -> dict[str, GoalCounts]:
     """Of every router that ran in every world, Farhop too: what the goals say little about without it."""
     found = {}
     for router in set.intersection(*(set(one.all) for one in verdicts)) if verdicts else set():
@@ -250,11 +250,11 @@ def standings(verdicts: Sequence[Verdict]) -> dict[str, Standing]:
             best = max(others, key=lambda other: (other.good, -other.ttft_p90_ms), default=mine)
             level += mine.good >= LOSS * best.good
             soon += mine.ttft_p90_ms <= SLOWER * best.ttft_p90_ms
-        found[router] = Standing(router, level, soon)
+        found[router] = GoalCounts(router, level, soon)
     return found
 
 
 __all__ = [
-    "FULL", "GAIN", "LOSS", "SLOWER", "RivalComparison", "RouterResult", "Standing", "Verdict", "best", "chosen",
-    "judged", "refused_below_capacity", "rival_comparisons", "rivals", "router_result", "standings", "summary",
+    "FULL", "GAIN", "LOSS", "SLOWER", "GoalCounts", "RivalComparison", "RouterResult", "Verdict", "best", "chosen",
+    "goal_counts", "judged", "refused_below_capacity", "rival_comparisons", "rivals", "router_result", "summary",
 ]  # fmt: skip

@@ -80,17 +80,17 @@ class FaultTarget(Protocol):
 
 
 class Faults:
-    """The faults in one place. `say` is called with what is injected and mended."""
+    """The faults in one place. `progress` is called with what is injected and mended."""
 
     def __init__(self, target: FaultTarget, progress: Callable[[str], None] = lambda _text: None) -> None:
         self._in, self._progress = target, progress
-        self._stands: dict[str, _InjectedFault] = {}
+        self._active: dict[str, _InjectedFault] = {}
         self._clock = asyncio.get_running_loop().time
 
     @property
-    def standing(self) -> list[str]:
+    def active(self) -> list[str]:
         """The names of present faults."""
-        return sorted(self._stands)
+        return sorted(self._active)
 
     async def known(self, wanted: Iterable[FaultCommand]) -> None:
         """Check that all of these can be injected here. FaultError for the first that cannot; nothing is touched."""
@@ -101,71 +101,71 @@ class Faults:
         """Inject it; a present one of the same name is renewed. FaultError, and then nothing of it is left."""
         if not (0.0 < wanted.lease_s <= 3600.0 and 0.0 < wanted.for_s <= 86_400.0):
             raise FaultError("lease_s, for_s: give seconds above 0, at most an hour and a day")
-        if name in self._stands:
+        if name in self._active:
             self.renew(name, wanted.lease_s)
             return
-        if len(self._stands) >= FAULTS_MAX:
+        if len(self._active) >= FAULTS_MAX:
             raise FaultError(f"{FAULTS_MAX} faults are injected already")
         await self._in.known(wanted)
-        stands = self._stands[name] = _InjectedFault(wanted, self._clock())
-        stands.watch = asyncio.create_task(self._expire(name, stands))
-        async with stands.lock:
+        injected = self._active[name] = _InjectedFault(wanted, self._clock())
+        injected.watch = asyncio.create_task(self._expire(name, injected))
+        async with injected.lock:
             self._progress(f"fault: {_described(wanted)}")
             try:
                 await self._in.inject(wanted)
             except (FaultError, LinkError, EtcdLabError, OSError) as error:
-                await self._mended(name, stands)
+                await self._mended(name, injected)
                 raise FaultError(str(error)) from None
 
     def renew(self, name: str, lease_s: float) -> None:
         """Extend it to this long from now, but not beyond its bound. FaultError if it is no longer present."""
-        stands = self._stands.get(name)
-        if stands is None:
+        injected = self._active.get(name)
+        if injected is None:
             raise FaultError(f"{name} is no longer injected: its lease ended, and it was mended")
-        stands.until = min(stands.end, self._clock() + lease_s)
+        injected.until = min(injected.end, self._clock() + lease_s)
 
     async def mend(self, name: str) -> None:
         """Mend all of it, and wait for that. Idempotent. FaultError if something does not come back."""
-        stands = self._stands.get(name)
-        if stands is None:
+        injected = self._active.get(name)
+        if injected is None:
             return
-        async with stands.lock:
-            if name in self._stands:
-                await self._mended(name, stands)
+        async with injected.lock:
+            if name in self._active:
+                await self._mended(name, injected)
 
     async def mend_all(self) -> None:
         """Mend all faults: the world keeps running without us."""
-        for name in self.standing:
+        for name in self.active:
             await self.mend(name)
 
     async def close(self) -> None:
         """Forget all faults: the world ends."""
-        for stands in self._stands.values():
-            if stands.watch is not None:
-                stands.watch.cancel()
-        self._stands.clear()
+        for injected in self._active.values():
+            if injected.watch is not None:
+                injected.watch.cancel()
+        self._active.clear()
 
-    async def _expire(self, name: str, stands: _InjectedFault) -> None:
-        while (left := stands.until - self._clock()) > 0.0:
+    async def _expire(self, name: str, injected: _InjectedFault) -> None:
+        while (left := injected.until - self._clock()) > 0.0:
             await asyncio.sleep(left)
-        self._progress(f"fault: {_described(stands.wanted)}; its lease was not renewed")
-        stands.watch = None
+        self._progress(f"fault: {_described(injected.wanted)}; its lease was not renewed")
+        injected.watch = None
         with contextlib.suppress(FaultError):
             await self.mend(name)
 
-    async def _mended(self, name: str, stands: _InjectedFault) -> None:
+    async def _mended(self, name: str, injected: _InjectedFault) -> None:
         for left in reversed(range(START_TRIES)):
             try:
-                await self._in.mend(stands.wanted)
+                await self._in.mend(injected.wanted)
                 break
             except (FaultError, ChildError, LinkError, EtcdLabError, OSError) as error:
-                self._progress(f"mending {_described(stands.wanted)}: {error}")
+                self._progress(f"mending {_described(injected.wanted)}: {error}")
                 if not left:
                     raise FaultError(str(error)) from None
-        self._stands.pop(name, None)
-        if stands.watch is not None:
-            stands.watch.cancel()
-        self._progress(f"mended: {_described(stands.wanted)}")
+        self._active.pop(name, None)
+        if injected.watch is not None:
+            injected.watch.cancel()
+        self._progress(f"mended: {_described(injected.wanted)}")
 
 
 class LocalWorld:
@@ -308,7 +308,7 @@ class Control:
             await handler(request)
         except (FaultError, msgspec.DecodeError, UnicodeDecodeError) as error:
             return web.json_response({"error": str(error)}, status=400)
-        return web.json_response({"faults": self._faults.standing})
+        return web.json_response({"faults": self._faults.active})
 
     async def _list(self, _request: web.Request) -> None:
         """The middleware answers."""

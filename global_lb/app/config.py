@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from farhop.balance.health.pilot_light import PilotConfig
 from farhop.config import ConfigError, Part, Seconds, rule
 from farhop.identity.hop_token import HopSigner
-from farhop.service.config.process import Entry, Limits, ResumeConfig, Session
+from farhop.service.config.process import Entry, Limits, ResumeConfig, SessionConfig
 from global_lb.app.drills import DrillsConfig
 from global_lb.fleet.regions import Spill
 from global_lb.links.config import LinksConfig
@@ -77,7 +77,7 @@ class GlobalConfig(LinksConfig):
     pilot_light: dict[RegionName, PilotLightConfig] = Field(default_factory=dict, max_length=1024)
     trie_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 256 * 1024 * 1024
     routes: Annotated[list[RouteConfig], Field(max_length=ROUTES_MAX)] = Field(default_factory=list)
-    session: Session = Session()
+    session: SessionConfig = SessionConfig()
     resume: ResumeConfig = ResumeConfig()
     unicast: Unicast | None = None
     client_latencies: ClientLatencies | None = None

@@ -1,4 +1,5 @@
 """Assembles a global balancer from its configuration: makes the clock and the random generator, and hands them on.
+Never decides about a request: `global_lb.routing.flow` does.
 
 Order of starting: regions are watched, then the listener opens. Of stopping: no new connections, requests under way
 finish, everything closes.
@@ -19,7 +20,7 @@ from farhop.config import load, redacted
 from farhop.identity import hop_token
 from farhop.identity.redirect_token import RedirectTokenSigner
 from farhop.relay.relay import Relay
-from farhop.service.accounts.accounts import Accounts
+from farhop.service.accounts.record_writer import RecordWriter
 from farhop.service.admin.balancer_admin import ProcessStatus
 from farhop.service.admin.server import AdminServer
 from farhop.service.admission.ingress import Ingress
@@ -203,9 +204,9 @@ class GlobalBalancer:
 
     def _accounting(self) -> None:
         """Build the usage and audit records, as far as they are configured."""
-        self.accounts: Accounts | None = None
+        self.accounts: RecordWriter | None = None
         if self.config.usage is not None or self.config.audit is not None:
-            self.accounts = Accounts(
+            self.accounts = RecordWriter(
                 self.config, law=lambda: self.flow.law, gpu_ms=self._gpu_ms, version=_version, judged=self._judged,
                 clock=self.clock, metrics=self.metrics, log=self._log,
             )  # fmt: skip
@@ -376,7 +377,7 @@ class GlobalBalancer:
         )
 
     def reload(self) -> None:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         self._tasks.start(self.reloader.reload(), "read the configuration again")
         self._tasks.start(self.plane.tls.manager.look(), "look at the certificates now")
 
@@ -458,7 +459,7 @@ class GlobalBalancer:
         return {n: now - max(i.received_at for i in r.instances) for n, r in self.flow.regions.view.regions.items()}
 
     async def open(self) -> str:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         config = self.config
         self.admin.starting = "starting"
         admin = await self.admin.open(config.admin.host, config.admin.port)
@@ -510,7 +511,7 @@ class GlobalBalancer:
         self._listed = await self.store.publish(key, encode(report), ENTRY_LEASE_S)
 
     async def close(self) -> None:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         self.tier_admin.stopping = True
         await all_of(
             self._close_drills,

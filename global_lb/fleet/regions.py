@@ -311,7 +311,7 @@ class Regions:
                 warm.pop(line, None)
         self._settled[region] = (known, usable) if calm else None
 
-    def standing(self, region: str, now: float) -> tuple[State, bool, bool, Collection[str]]:
+    def availability(self, region: str, now: float) -> tuple[State, bool, bool, Collection[str]]:
         """What decides whether a held request can go: the region's state, whether it takes requests at all, whether it
         is lost, and which models it serves."""
         liveness = self.liveness.get(region, _UNKNOWN)

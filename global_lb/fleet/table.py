@@ -1,5 +1,7 @@
-"""Regions as numbers: a row of each by what it reported, was sent and costs; all of them as columns of a block, which
-a decision reads at once in a few numpy calls. What changes with every request is a small block of its own.
+"""The regions as numbers: one row for each, with what it reported, what was sent there and what it costs.
+
+The rows are kept as the columns of one block of numbers, which a decision reads in a few numpy calls. What changes with
+every request is in a small block of its own.
 
 Invariants: a block is never written after it was handed out (a change makes a new one), so that a decision can be
 looked at long after it was made; reading never writes. Never decides, and never knows where a number comes from.

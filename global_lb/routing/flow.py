@@ -128,7 +128,7 @@ class GlobalFlow:
         self._absent_regions: set[str] = set()  # regions that were absent when a request in `displaced` was sent
         self._move_deadlines: dict[str, float] = {}  # drained region -> when all its streams must have left (s)
         self._woken_at = -inf  # when all on hold were looked at last
-        self._standings: dict[str, Any] = {}  # of each region, when it was last looked at for those on hold
+        self._availability: dict[str, Any] = {}  # of each region, when it was last looked at for those on hold
         self.handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
             machine.AttemptBegan: self._began,
@@ -501,7 +501,7 @@ class GlobalFlow:
         case once in LOOK_HELD_S.
         """
         regions = self.regions
-        before = regions.standing(region, now) if self.held else None
+        before = regions.availability(region, now) if self.held else None
         regions.settle(region, now)
         change()
         regions.settle(region, now)
@@ -511,8 +511,8 @@ class GlobalFlow:
             commands += self._reclaim(region, now)
         if before is None:
             return commands
-        after, seen = regions.standing(region, now), self._standings.get(region, before)
-        self._standings[region] = after
+        after, seen = regions.availability(region, now), self._availability.get(region, before)
+        self._availability[region] = after
         if not before == seen == after or now >= self._woken_at + LOOK_HELD_S:
             commands += self._wake(now)
         return commands

@@ -88,7 +88,7 @@ class RegionalAdmin(BalancerAdmin):
             "actual_hit_tokens": flow.learning.actual_tokens,
             "scaling": flow.scaling.status(),
             "modes": {model: flow.replicas.mode(model, now) for model in sorted(flow.replicas.view.by_model)},
-            "ejections": dict(flow.replicas.standing.ejections),
+            "ejections": dict(flow.replicas.health_tracker.ejections),
             "peers": self._peers.status() if self._peers is not None else [],
             "replicas": [self._replica_status(name, now) for name in sorted(flow.replicas.view.replicas)],
             **self._origins(),
@@ -98,7 +98,7 @@ class RegionalAdmin(BalancerAdmin):
         flow = self._flow
         replica, health, load = (
             flow.replicas.view.replicas[name],
-            flow.replicas.standing.read(name, now),
+            flow.replicas.health_tracker.read(name, now),
             flow.replicas.ledger.load(name),
         )
         sample, speed, shares = replica.sample, flow.replicas.speeds[name], flow.replicas.shares
@@ -114,8 +114,8 @@ class RegionalAdmin(BalancerAdmin):
             "why": health.why,
             "problems": self._problems(name),
             "until_s": health.until - now if health.until is not None else None,
-            "share": flow.replicas.standing.offered(name, now),
-            "failing_share": flow.replicas.standing.outliers.failing(name),
+            "share": flow.replicas.health_tracker.offered(name, now),
+            "failing_share": flow.replicas.health_tracker.outliers.failing(name),
             "owned": shares is None or shares.owns(name),
             "in_flight": load.in_flight,
             "in_flight_elsewhere": total.in_flight - load.in_flight,

@@ -11,7 +11,7 @@ from farhop.balance.model_steps import NameRoute, names_of
 from farhop.config import FromOutside, Model, Part, rule
 from farhop.identity.hop_token import HopVerifier
 from farhop.service.config.endpoints import Listen, is_loopback
-from farhop.service.config.process import Entry, ResumeConfig, Session
+from farhop.service.config.process import Entry, ResumeConfig, SessionConfig
 from farhop.store.documents.report import CLIENT_URL, MODELS_LIMIT
 from regional_lb.engines.config import EnginesConfig
 from regional_lb.mesh.config import MeshConfig
@@ -80,7 +80,7 @@ class RegionalConfig(EnginesConfig, MeshConfig):
     scalings: dict[Model, ScalingConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     splits: dict[Model, SplitConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     routes: Annotated[tuple[NameRoute, ...], Field(max_length=4096)] = ()
-    session: Session = Session()
+    session: SessionConfig = SessionConfig()
     resume: ReplicaResumeConfig = ReplicaResumeConfig()
     tokenizers: dict[Model, TokenizerFiles] = Field(default_factory=dict, max_length=MODELS_LIMIT)
 

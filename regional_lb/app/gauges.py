@@ -37,8 +37,8 @@ def observe_flow(metrics: TierMetrics, flow: RegionalFlow, clock: Callable[[], f
     )
     usable = partial(_usable_shares, flow, clock)
     gauge("replica_usable_ratio", "Share of its slots that each replica may use; 0: none.", usable, "replica")
-    gauge("replicas", "Replicas by state.", lambda: flow.replicas.standing.states(clock()), "state")
-    counter("replica_ejections", "Ejections of replicas.", flow.replicas.standing.ejections.copy, "reason")
+    gauge("replicas", "Replicas by state.", lambda: flow.replicas.health_tracker.states(clock()), "state")
+    counter("replica_ejections", "Ejections of replicas.", flow.replicas.health_tracker.ejections.copy, "reason")
     ready = partial(_ready_replicas, flow, clock)
     gauge("ready_replicas", "Replicas that can take work, by model.", ready, "model")
     gauge("desired_replicas", "Replicas that should be there.", partial(_desired_replicas, flow), "model")
@@ -85,8 +85,8 @@ def _kv_shares(flow: RegionalFlow) -> dict[str, float]:
 
 
 def _usable_shares(flow: RegionalFlow, clock: Callable[[], float]) -> dict[str, float]:
-    now, standing = clock(), flow.replicas.standing
-    return {name: standing.offered(name, now) for name in standing.health}
+    now, tracker = clock(), flow.replicas.health_tracker
+    return {name: tracker.offered(name, now) for name in tracker.health}
 
 
 def _desired_replicas(flow: RegionalFlow) -> dict[str, float]:

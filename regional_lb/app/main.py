@@ -1,4 +1,5 @@
 """Assembles a regional balancer from its configuration: makes the clock and the random generator, and hands them on.
+Never decides about a request: `regional_lb.scheduler.flow` does.
 
 Order of starting: watch the replicas, learn from the region's other balancers, admit clients, publish reports. Order of
 stopping: tell peers and global balancers, refuse new connections, finish requests under way, close everything.
@@ -17,7 +18,7 @@ import grpc
 from farhop.balance.machine import LawChanged
 from farhop.config import ConfigError, load
 from farhop.relay.relay import Relay
-from farhop.service.accounts.accounts import Accounts
+from farhop.service.accounts.record_writer import RecordWriter
 from farhop.service.admin.balancer_admin import ProcessStatus
 from farhop.service.admin.server import AdminServer
 from farhop.service.assembly import dataplane, stores
@@ -148,10 +149,10 @@ class RegionalBalancer:
 
     def _accounting(self) -> None:
         """Build the usage and audit records, as far as they are configured."""
-        self.accounts: Accounts | None = None
+        self.accounts: RecordWriter | None = None
         if self.config.usage is None and self.config.audit is None:
             return
-        self.accounts = Accounts(
+        self.accounts = RecordWriter(
             self.config, law=lambda: self.flow.law, gpu_ms=self._gpu_ms, version=_version, judged=self._judged,
             clock=self.clock, metrics=self.metrics, log=self._log,
         )  # fmt: skip
@@ -224,7 +225,7 @@ class RegionalBalancer:
             context=dataplane.context_of(engines),
             trouble=plane.tls.trouble,
             credentials=grpc.ssl_channel_credentials if engines is None else lambda: engines.material.channel(),
-            answered_at=self.flow.replicas.standing.answered_at,
+            answered_at=self.flow.replicas.health_tracker.answered_at,
             in_flight=self._in_flight_at,
             models_ruled=lambda: bool(self.flow.law.bound_models),
             warn=self._warn,
@@ -293,7 +294,7 @@ class RegionalBalancer:
         self._log.warning("replicas", f"{whom}: {what or problem}", source=whom, problem=problem)
 
     def reload(self) -> None:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         self._tasks.start(self.reloader.reload(), "read the configuration again")
         self._tasks.start(self.plane.tls.manager.look(), "look at the certificates now")
 
@@ -344,7 +345,7 @@ class RegionalBalancer:
                 self.relay.react(OverdueCheckDue())
 
     async def open(self) -> str:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         config = self.config
         self.admin.starting = "starting"
         admin = await self.admin.open(config.admin.host, config.admin.port)
@@ -382,7 +383,7 @@ class RegionalBalancer:
             self.accounts.law_changed(self.laws)
 
     async def close(self) -> None:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         self.tier_admin.stopping = True
         await all_of(
             self.mesh.withdraw,

@@ -1,4 +1,4 @@
-"""What is known about the replicas beyond one view: standing, load, speed, cached prefixes. Survives view swaps.
+"""What is known about the replicas beyond one view: health, load, speed, cached prefixes. Survives view swaps.
 
 Everything that a pick reads is also in a Table, kept up to date here: a replica's health, load and speed are changed
 only through this class. Never chooses.
@@ -22,9 +22,9 @@ from regional_lb.fleet.adapters import Adapters
 from regional_lb.fleet.cache_mirror import CacheMirror
 from regional_lb.fleet.kv_growth import AnswerLengths, peak_tokens
 from regional_lb.fleet.recent import Cached
+from regional_lb.fleet.replica_health import REDUCED_CHECK_S, ReplicaHealthTracker
 from regional_lb.fleet.shares import PeerLearned, PeerReported, PeersChanged, TurnTimerFired
 from regional_lb.fleet.speeds import Speeds
-from regional_lb.fleet.standing import REDUCED_CHECK_S, Standing
 from regional_lb.fleet.table import SAMPLE_FRESH_S, Subset, Table
 from regional_lb.fleet.unreported_hits import UnreportedHits
 from regional_lb.fleet.view import BlocksChanged, ReplicaProbed, ReplicaSampled, prefill_variant, view_of
@@ -50,8 +50,8 @@ class Replicas:
     def __init__(self, config: HealthConfig, estimates: Estimates, shares: Shares | None = None) -> None:
         self.estimates, self.shares = estimates, shares
         self.view: View = view_of([])
-        self.standing = Standing(config)
-        self.health = self.standing.health
+        self.health_tracker = ReplicaHealthTracker(config)
+        self.health = self.health_tracker.health
         self.speeds = Speeds()
         self.residuals: dict[str, Residual] = {}  # of first tokens, by model
         self.mirror = CacheMirror(estimates)
@@ -113,7 +113,7 @@ class Replicas:
         self.speeds.adopt(view.replicas)
         self.residuals = {model: one for model, one in self.residuals.items() if model in view.by_model}
         self.adapters.adopt({name: replica.adapters for name, replica in view.replicas.items()})
-        self.standing.adopt(view)
+        self.health_tracker.adopt(view)
         self._able.clear()
         self._able_until = -inf  # which replicas have peers, and so may be reduced, has changed
         if self.shares is not None:
@@ -196,13 +196,13 @@ class Replicas:
         """An active probe came back, or something in the replica's hardware is broken."""
         health = None if event.ok and not event.fault else self.health.get(event.target)
         was_down = health is None or health.read(now).state is State.DOWN
-        if self.standing.probed(event, now):
+        if self.health_tracker.probed(event, now):
             self._able.clear()
         else:
             self.still = True
         if health is not None and not was_down and health.read(now).state is State.DOWN:
             self.silent.append(event.target)
-        if self.standing.reducing:
+        if self.health_tracker.reducing:
             self._reduce(now, event.target)
         return None
 
@@ -299,12 +299,12 @@ class Replicas:
     def settled_until(self, now: float) -> float:
         """Until when the set of able replicas stays the same if no event comes; `now` while the capacity of any is
         reduced."""
-        return now if self.standing.reducing else self._able_until
+        return now if self.health_tracker.reducing else self._able_until
 
     def mode(self, model: str, now: float) -> Mode:
         """How the replicas of a model may be used: in PANIC ejections are ignored, in ALL_DOWN there is none."""
         self.able(model, now)
-        return self.standing.modes.get(model, Mode.EMPTY)
+        return self.health_tracker.modes.get(model, Mode.EMPTY)
 
     def able_to_prefill(self, model: str, handover: str, now: float) -> Subset:
         """The replicas that prefill for the model's others in this way and may take work."""
@@ -317,8 +317,8 @@ class Replicas:
 
     def _find_able(self, variant: str, now: float) -> Subset:
         if not self._able:
-            self._able_until = now + REDUCED_CHECK_S if self.standing.reducing else inf
-        names, until = self.standing.find(variant, now)
+            self._able_until = now + REDUCED_CHECK_S if self.health_tracker.reducing else inf
+        names, until = self.health_tracker.find(variant, now)
         self._able_until = min(self._able_until, until)
         at = self.whole.of.at
         able = Subset(tuple(names), np.array([at[name] for name in names], dtype=np.intp))
@@ -335,19 +335,19 @@ class Replicas:
             return True
         if not health.steady:
             self._able.clear()
-        return self.standing.admit(name, now)
+        return self.health_tracker.admit(name, now)
 
     def answered(self, name: str, status: int, now: float, sent_at: float = inf, tenant: str = "") -> None:
         """An answer to a tenant's request sent at `sent_at` began. A 5xx counts as the replica's failure, except 501; a
         4xx does not."""
-        if self.standing.answered(name, status not in outcome.ENGINES_FAULTS, now, sent_at, tenant):
+        if self.health_tracker.answered(name, status not in outcome.ENGINES_FAULTS, now, sent_at, tenant):
             self._recheck_able(name, now)
 
     def broke(
         self, name: str, reason: Outcome, now: float, *, began_well: bool, sent_at: float = inf, tenant: str = ""
     ) -> None:
         """An answer reported that something is broken there; `began_well`: it had begun with a good status."""
-        if self.standing.broke(name, reason, now, began_well=began_well, sent_at=sent_at, tenant=tenant):
+        if self.health_tracker.broke(name, reason, now, began_well=began_well, sent_at=sent_at, tenant=tenant):
             self._recheck_able(name, now)
 
     def lingers(self, held: Reservation | None, since: float, now: float, reason: Outcome | None = None) -> None:
@@ -358,13 +358,13 @@ class Replicas:
         """
         mine = reason is None or (outcome.blames_target(reason) and reason is not outcome.CONNECT_FAILED)
         if mine and held is not None and held.target in self.speeds:
-            self.standing.lingers(held, since + self.speeds[held.target].service_ms / 1e3, now)
+            self.health_tracker.lingers(held, since + self.speeds[held.target].service_ms / 1e3, now)
             self._reduce(now, held.target)
 
     def failed(self, name: str, reason: Outcome, now: float, sent_at: float = inf, tenant: str = "") -> None:
         """An attempt of a tenant's request that was sent at `sent_at` broke."""
         if reason is outcome.CONNECT_FAILED:
-            if self.standing.refused(name, now):
+            if self.health_tracker.refused(name, now):
                 self._recheck_able(name, now)
                 self._forget(name)  # connection refused: the process that comes back has an empty cache
         elif outcome.blames_target(reason):
@@ -416,7 +416,7 @@ class Replicas:
         `tokens`."""
         if self.speeds.began(name, elapsed_ms, tokens, now):
             step_ms = self.whole.tpot_ms.item(self.whole.of.at[name])
-            if self.standing.began(name, elapsed_ms, tokens, step_ms, now, sure=sure):
+            if self.health_tracker.began(name, elapsed_ms, tokens, step_ms, now, sure=sure):
                 self._recheck_able(name, now)
 
     def promised(self, model: str, predicted_ms: float, elapsed_ms: float) -> None:
@@ -510,13 +510,13 @@ class Replicas:
 
     def _reduce(self, now: float, only: str = "") -> None:
         """Update the rows of replicas whose usable share of slots has changed."""
-        for name, reduced in self.standing.reduced(now, only):
+        for name, reduced in self.health_tracker.reduced(now, only):
             if reduced is None:
                 self._reduced.pop(name, None)
             else:
                 self._reduced[name] = reduced
             self._write(name)
-        if self.standing.reducing:
+        if self.health_tracker.reducing:
             self._able_until = min(self._able_until, now + REDUCED_CHECK_S)
 
 

@@ -1,5 +1,6 @@
-"""Which replica: filter by room, score, and let the policy choose among those with room. Now and then the least known
-of the replicas that may be as good is tried instead.
+"""Picks the replica for a request: keeps those with room, scores them, and lets the policy choose.
+
+Now and then the least known of the replicas that may be as good is tried instead.
 
 Room (`Table.room`) is what makes late binding work: if no replica has it, the request waits here, where it can still go
 to the first replica that has room again. Never reserves: the flow does, before anything else can happen.

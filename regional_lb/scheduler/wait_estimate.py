@@ -1,4 +1,5 @@
-"""What a request would meet in this region now: its need, the replicas that could take it, the pick, and the wait.
+"""Estimates what a request would meet in this region now: its need, the replicas that could take it, the pick, and
+the wait.
 
 The flow, reports and `explain` all read it here. Never changes anything.
 """

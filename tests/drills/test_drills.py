@@ -77,7 +77,7 @@ class Drilled:
 
     def whole(self) -> None:
         """Nothing stands, all serve, and virginia serves its own."""
-        until(lambda: self.faults.standing == [])
+        until(lambda: self.faults.active == [])
         self.running.call(self.running.world.wait_until_serving(ALL, PATIENCE_S), PATIENCE_S + 10)
         until(lambda: self.running.ask("virginia", "anywhere", "home?").headers.get("x-farhop-region") == "virginia")
 
@@ -115,7 +115,7 @@ def test_a_killed_runner_ends_its_drill_and_the_emergency_stop_blocks_new_ones(d
     )
     try:
         until(lambda: drilled.running.world.regions["virginia"].global_.pid is None)  # type: ignore[union-attr]
-        assert drilled.faults.standing
+        assert drilled.faults.active
         code, output = drilled.run("drain-and-return")
         assert (code, output["verdict"]) == (1, "NOT_RUN")
         assert "another drill runs" in str(output["why"])

@@ -21,8 +21,8 @@ from entry_dns.answers.snapshot import encode
 from entry_dns.answers.zones import NamePlan, Ttls, ZonePlan, view
 from entry_dns.app.counters import Counters
 from entry_dns.app.worker import Settings
+from entry_dns.fleet.entry_health import EntryHealth, State
 from entry_dns.fleet.networks import spaces
-from entry_dns.fleet.standing import Standing, State
 from entry_dns.links.view_file import write
 from topology.law import Law
 from topology.load import parse, shipped
@@ -88,7 +88,7 @@ def put(folder: Path, zone: str = "entry.example", *, ready: bool = True, barred
         topology, networks, [UNKNOWN_LOCATION, UNKNOWN_LOCATION, *(location for _, location in found)]
     )
     plan = ZonePlan(zone, (NamePlan(f"api.{zone}"),), ((f"ns1.{zone}", (SERVER,)),), "hostmaster.invalid")
-    up = [Standing(name, State.UP, 1.0, 0.0, 1e9) for name in topology.entries] if ready else []
+    up = [EntryHealth(name, State.UP, 1.0, 0.0, 1e9) for name in topology.entries] if ready else []
     write(folder / "view", encode(*view([plan], Law(topology), known, up, Ttls(), 1, 1)))
     counters = folder / "counters"
     (Counters(counters) if counters.exists() else Counters.make(counters, 1)).raise_version()

@@ -77,7 +77,9 @@ class Clients:
         return A_MINUTE + (time.monotonic() - self.since) * A_MINUTE / 60.0
 
 
-async def test_the_root_is_killed_and_then_its_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits_hold_after_the_quota_root_is_killed_and_then_its_whole_region(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(Engine().running())

@@ -304,7 +304,7 @@ async def test_its_load_is_read(vllms: list[RealEngine]) -> None:
         assert sample.started_at is not None
 
 
-async def test_what_passes_beside_inference(vllms: list[RealEngine]) -> None:
+async def test_the_model_list_of_vllm_is_passed_on(vllms: list[RealEngine]) -> None:
     async with tiers(*vllms) as both:
         answer = await send(both.entry, head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere"))
         assert answer.status == 200

@@ -13,8 +13,8 @@ from entry_dns.answers.prepare import UNKNOWN_LOCATION, ClientLocation
 from entry_dns.answers.responder import Responder
 from entry_dns.answers.snapshot import decode, encode
 from entry_dns.answers.zones import NamePlan, Ttls, ZonePlan
+from entry_dns.fleet.entry_health import EntryHealth, State
 from entry_dns.fleet.networks import spaces
-from entry_dns.fleet.standing import Standing, State
 from topology.law import Law
 from topology.load import load, shipped
 from topology.model import Entry, Rule, Topology
@@ -33,9 +33,9 @@ def world(**changes: Any) -> Topology:
     return replace(topology, **{"entries": entries, "tenants": {**topology.tenants, "eu-only": eu}, **changes})
 
 
-def standing(name: str, state: State = State.UP, share: float = 1.0, bias_ms: float = 0.0) -> Standing:
+def entry_health(name: str, state: State = State.UP, share: float = 1.0, bias_ms: float = 0.0) -> EntryHealth:
     stable = float("inf") if state is State.UP and share == 1.0 else 0.0
-    return Standing(name, state, share, bias_ms, stable)
+    return EntryHealth(name, state, share, bias_ms, stable)
 
 
 def atlas(topology: Topology, *more: tuple[str, ClientLocation]) -> prepare.Atlas:
@@ -73,16 +73,16 @@ PLAN = ZonePlan(
 def served(
     responder: Responder,
     topology: Topology | None = None,
-    standings: Any = None,
+    healths: Any = None,
     known: Any = None,
     plan: ZonePlan = PLAN,
     by_resolver: bool = False,
 ) -> Responder:
     """The responder, with the view of this world put in force as a worker has it."""
     topology = topology or world()
-    standings = standings or [standing(name) for name in topology.entries]
+    healths = healths or [entry_health(name) for name in topology.entries]
     known = known or atlas(topology)
-    view = zones.view([plan], Law(topology), known, standings, Ttls(5, 30), 3, 1, by_resolver=by_resolver)
+    view = zones.view([plan], Law(topology), known, healths, Ttls(5, 30), 3, 1, by_resolver=by_resolver)
     data = encode(*view)
     responder.adopt(*decode(memoryview(data)))
     responder.tick(1_800_000_000.0)

@@ -11,7 +11,7 @@ from farhop_cli.access import AdminError, QuestionError
 
 @pytest.fixture
 async def http():
-    async with admin.session() as made:
+    async with admin.AdminClient() as made:
         yield made
 
 
@@ -67,7 +67,7 @@ async def test_nonsense_is_an_error_and_silence_has_an_end(monkeypatch, answer, 
 
     over = asyncio.Event()
     monkeypatch.setattr(admin, "ANSWER_S", 0.3)
-    async with await asyncio.start_server(speak, "127.0.0.1", 0) as server, admin.session() as http:
+    async with await asyncio.start_server(speak, "127.0.0.1", 0) as server, admin.AdminClient() as http:
         host, port = server.sockets[0].getsockname()
         with pytest.raises(AdminError, match=says):
             await admin.get(http, f"http://{host}:{port}", "/status")

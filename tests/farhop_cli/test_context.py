@@ -117,7 +117,7 @@ def test_error_is_reported_in_one_line_and_changes_nothing(cli, words, says):
 @pytest.mark.parametrize(
     "text", ["[", "5", "other: 1", "current: 5", "contexts: [a]", "contexts: {1: {}}", "a: 1\na: 2"]
 )
-def test_a_file_that_is_none_is_named(cli, text):
+def test_a_malformed_context_file_is_named_and_left_unchanged(cli, text):
     context.path().parent.mkdir(parents=True)
     context.path().write_text(text)
     line = cli.failed(cli.run("context", "list"), 2)

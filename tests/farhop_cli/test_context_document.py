@@ -12,7 +12,7 @@ ETCD = {"endpoints": ["127.0.0.1:2379"]}
 @pytest.mark.parametrize(
     "message", [{"etcd": ETCD}, {"hubs": {"a": ETCD}}, {"world": "w.json"}, {"admin": {"urls": ["http://[::1]:8082/"]}}]
 )
-def test_one_place_to_begin_at_is_enough(message):
+def test_a_context_needs_only_one_of_etcd_hubs_world_or_admin_urls(message):
     made = Context.model_validate(message)
     assert all(not url.endswith("/") for url in made.admin.urls)
 

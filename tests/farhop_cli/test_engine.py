@@ -31,7 +31,7 @@ def test_options_reach_the_settings_and_the_rest_keeps_its_defaults(cli, monkeyp
 
 
 @pytest.mark.parametrize("arguments", [(), ("--profile", "h100")])
-def test_port_8001_unless_given(cli, monkeypatch, arguments):
+def test_the_engines_default_port_is_8001(cli, monkeypatch, arguments):
     ran = []
     monkeypatch.setattr(engine, "run_engine", ran.append)
     assert cli.run("engine", *arguments).exit_code == 0

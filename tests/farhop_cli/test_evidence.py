@@ -24,7 +24,7 @@ def result_of(world, decision: str, entry: str = "virginia", served: str | None 
 
 async def gathered(here, result, tenant="anywhere"):
     who = running.caller(here, tenant, None, ())
-    async with admin.session() as http:
+    async with admin.AdminClient() as http:
         return await evidence.gather(http, here, who, result, TRACE, {})
 
 
@@ -74,7 +74,7 @@ async def test_a_decision_is_looked_up_at_every_balancer_and_silent_ones_are_nam
     world.records["tokyo", "global_admin"] = made.record(None)
     world.records["virginia", "regional_admin"] = made.record(None)
     world.silent.add(("frankfurt", "global_admin"))
-    async with admin.session() as http:
+    async with admin.AdminClient() as http:
         upper, lower, silent = await evidence.everywhere(http, fleet.find(world.path), made.decision)
     assert [name for name, _ in upper] == ["tokyo"]
     assert [name for name, _ in lower] == ["virginia"]

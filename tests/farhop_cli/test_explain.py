@@ -112,7 +112,7 @@ async def test_a_bad_question_is_shown_once(answering, cli, request_file):
 @pytest.mark.parametrize(("text", "says"), [
     ("{", "JSON"), ("[]", "neither `messages` nor `prompt`"), ('{"model":"m"}', "neither"), ("\xff", "JSON"),
 ])  # fmt: skip
-async def test_bad_files(answering, cli, tmp_path, text, says):
+async def test_a_file_that_is_no_request_is_reported_and_nothing_is_asked(answering, cli, tmp_path, text, says):
     path = tmp_path / "bad.json"
     path.write_bytes(text.encode("latin-1"))
     assert says in cli.failed(await cli.in_thread("explain", str(path)), 2)
@@ -123,7 +123,7 @@ async def test_bad_files(answering, cli, tmp_path, text, says):
     (("nowhere.json",), "decision id"),
     ((".",), "directory"),
 ])  # fmt: skip
-async def test_no_file(world, cli, arguments, says):
+async def test_explain_without_a_readable_request_file_is_reported(world, cli, arguments, says):
     assert says in cli.failed(await cli.in_thread("explain", *arguments), 2)
 
 

@@ -40,7 +40,7 @@ def ended(capsys, *arguments) -> str:
     return content
 
 
-async def test_a_world(world):
+async def test_a_fleet_given_by_a_running_world_has_its_hubs_topology_and_admin_ports(world):
     found = fleet.find(world.path, None, None)
     assert next(iter(found.hubs.values())).endpoints == ("127.0.0.1:2379",)
     assert found.topology.name == "three-regions"
@@ -48,7 +48,7 @@ async def test_a_world(world):
 
 
 @pytest.mark.parametrize(("host", "asked"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("10.1.1.1", "10.1.1.1")])
-def test_a_configuration(config, tmp_path, host, asked):
+def test_a_fleet_given_by_a_configuration_has_its_hubs_topology_and_admin_port(config, tmp_path, host, asked):
     found = fleet.find(tmp_path / "none.json", config(admin={"host": host, "port": 9100, "insecure": True}), None)
     assert next(iter(found.hubs.values())).endpoints == ("10.0.0.1:2379", "10.0.0.2:2379")
     assert "tokyo" in found.topology.regions
@@ -108,7 +108,7 @@ async def test_error_for_an_unreachable_admin_port_names_the_option_to_give(conf
     assert "gone.crt, cannot be read" in seen.error
 
 
-def test_an_etcd_alone(tmp_path):
+def test_a_fleet_given_by_etcd_alone_has_no_topology_and_no_admin_ports(tmp_path):
     found = fleet.find(tmp_path / "none.json", None, "127.0.0.1:1")
     assert (next(iter(found.hubs.values())).endpoints, found.topology, found.admins) == (("127.0.0.1:1",), None, ())
     assert "127.0.0.1:1" in found.trouble[0]

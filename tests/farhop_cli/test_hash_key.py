@@ -32,7 +32,7 @@ def test_a_generated_key_is_strong_new_and_usable(cli):
     assert digest(key) == sha256
 
 
-def test_json(cli):
+def test_hash_key_prints_json(cli):
     output = json.loads(cli.run("hash-key", "--generate", "--json").stdout)
     assert digest(output["key"]) == output["sha256"]
     assert json.loads(cli.run("hash-key", KEY, "--json").stdout) == {"sha256": HASH}

@@ -49,7 +49,7 @@ def test_alive_and_not_ready_by_the_configuration(cli, tmp_path: Path, port: int
     assert ready.stdout == f"http://127.0.0.1:{port}/readyz: status 503: not ready\n"
 
 
-def test_a_url(cli, port: int) -> None:
+def test_healthcheck_accepts_a_url(cli, port: int) -> None:
     assert cli.run("healthcheck", f"http://127.0.0.1:{port}/healthz").exit_code == 0
 
 

@@ -91,7 +91,7 @@ def test_a_dry_run_reports_stranded_tenants_and_moved_traffic(cli, stands, law):
     assert law_of(stands) is None
 
 
-def test_kept_are_the_last(cli, stands, law, monkeypatch):
+def test_only_the_last_former_laws_are_kept(cli, stands, law, monkeypatch):
     monkeypatch.setattr(room, "KEPT_MAX", 2)
     for n in range(4):
         assert cli.run("law", "set", law(), "--why", str(n)).exit_code == 0
@@ -181,7 +181,7 @@ def test_bad_files_are_shown_in_lines(cli, stands, tmp_path, text, says):
     assert law_of(stands) is None
 
 
-def test_etcd_alone_knows_no_places(cli, stands, law):
+def test_a_law_cannot_be_set_without_a_topology(cli, stands, law):
     output = cli.failed(cli.run("law", "set", law(), "--why", "x", "--etcd", stands.endpoint), 2)
     assert "give --config" in output
     assert "etcd holds no law" in cli.failed(cli.run("law", "get", "--etcd", stands.endpoint), 1)

@@ -30,7 +30,7 @@ def busy(world, made):
 async def samples(world, *times):
     """Rows at these times; between them 8 requests enter, and 4 are served, in every region."""
     sampler, taken = Sampler(world.file), []
-    async with admin.session() as http:
+    async with admin.AdminClient() as http:
         for now in times:
             taken.append(await sampler.sample(http, now))
             for name in REGIONS:
@@ -39,7 +39,7 @@ async def samples(world, *times):
     return taken
 
 
-async def test_a_row_a_region_and_rates_between_two_samples(busy):
+async def test_the_live_view_has_a_row_for_each_region_with_rates_between_two_samples(busy):
     first, second = await samples(busy, 100.0, 102.0)
     assert [row.region for row in first] == list(REGIONS)
     assert first[0] == Row("virginia", "up", "why up", 1.5, 5, 2, 9.25, None, None)

@@ -59,7 +59,7 @@ def asked(monkeypatch):
     return plans
 
 
-def test_a_table(cli):
+def test_bench_decide_prints_a_table(cli):
     result = cli.run("bench", "decide")
     assert result.exit_code == 0
     (row,) = [line for line in result.stdout.splitlines() if "3 regions" in line]
@@ -107,7 +107,7 @@ def test_an_unknown_proxy(cli):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_soak(cli, monkeypatch, as_json):
+def test_bench_soak_reports_memory_growth_per_request(cli, monkeypatch, as_json):
     async def measure(requests, progress):
         marks = [
             MemorySample(0.0, 0, 2**27, 0.0),

@@ -11,12 +11,12 @@ from farhop_lab.world.world_file import RegionFile, WorldFile
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400), ("1.5h", 5400)])
-def test_durations(text, seconds):
+def test_durations_are_parsed_to_seconds(text, seconds):
     assert options.duration_s("--for", text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1s", "1", "1w", "1h30m", "nan s", "9999999999s", "1e3s"])
-def test_no_durations(text, capsys):
+def test_an_invalid_duration_names_its_option(text, capsys):
     with pytest.raises(typer.Exit):
         options.duration_s("--for", text)
     assert "--for" in capsys.readouterr().err

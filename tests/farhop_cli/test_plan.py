@@ -45,7 +45,7 @@ def test_a_plan_is_a_table_and_json(tmp_path: Path) -> None:
     assert "N-1" in table.stdout
 
 
-def test_every_fleet_is_asked_the_same(tmp_path: Path) -> None:
+def test_all_fleet_sizes_get_the_same_requests(tmp_path: Path) -> None:
     scenario = load.parse(TEXT, "small.yaml", tmp_path, routers.names())
     asking = plan.TrialRunner(scenario, 2, None, print)
     trials = [Trial((("tokyo", n), ("virginia", n)), routed=n > 1) for n in (1, 2, 3)]

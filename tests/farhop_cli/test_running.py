@@ -26,7 +26,7 @@ def refused(capsys, work, *arguments) -> str:
     ("LONDON", ["frankfurt", "virginia", "tokyo"]),
     ("35.7,139.7", ["tokyo", "frankfurt", "virginia"]),
 ])  # fmt: skip
-async def test_nearest_first(here, place, order):
+async def test_entries_are_ordered_by_distance_from_a_place(here, place, order):
     nearest = here.nearest(place)
     assert nearest[0] == order[0]
     assert sorted(nearest) == sorted(order)

@@ -269,7 +269,7 @@ def test_error_is_reported_in_one_line_with_exit_code_2(cli, stands, either, mor
     assert stands.get(ROOT + key) is None
 
 
-def test_a_region_that_is_none_is_shown(cli, stands, noun):
+def test_an_unknown_region_is_reported_with_the_nearest_name(cli, stands, noun):
     for verb in ("get", "set", "unset", "history") if noun in ("drain", "split") else ("set",):
         arguments = (*NOUNS[noun][0][1:], "--why", "x") if verb == "set" else ()
         assert 'did you mean "virginia"?' in cli.failed(cli.run(noun, verb, "virginai", *arguments), 2)
@@ -278,7 +278,7 @@ def test_a_region_that_is_none_is_shown(cli, stands, noun):
 @pytest.mark.parametrize(
     ("text", "says"), [("{", "not YAML or JSON"), ("a: 1", "get --json"), (None, "no such file"), (b"\xff", "not YAML")]
 )
-def test_a_file_that_is_none_is_shown(cli, stands, tmp_path, text, says):
+def test_diff_against_an_unreadable_file_is_reported(cli, stands, tmp_path, text, says):
     if text is not None:
         (tmp_path / "bad").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert says in cli.failed(cli.run("split", "diff", str(tmp_path / "bad")), 2)

@@ -120,7 +120,7 @@ async def test_one_global_balancer_reports_for_the_fleet(healthy, cli, tmp_path,
     assert f"http://127.0.0.1:{port} cannot be reached" in text
 
 
-def test_no_world(cli, tmp_path):
+def test_status_without_a_world_names_farhop_up(cli, tmp_path):
     text = cli.failed(cli.run("status", "--world", str(tmp_path / "none.json")), 2)
     assert "farhop up" in text
     assert text.count("\n") == 1
@@ -223,7 +223,7 @@ async def test_a_region_that_is_hot_or_comes_back_is_shown(healthy, cli):
 
 
 @pytest.mark.parametrize("share", [None, True, "much", float("nan"), float("inf")])
-def test_a_share_that_is_none(share):
+def test_a_missing_share_is_shown_as_a_dash(share):
     assert status.percent(share) == "–"
 
 

@@ -115,7 +115,7 @@ def test_violations_cost_utilisation_and_the_laws_way_are_measured() -> None:
     assert (found["survivors_utilisation"], found["law_followed_s"]) == (0.6, 2.0)
 
 
-def test_the_last_moment_forgets_all_but_violations() -> None:
+def test_live_measures_cover_recent_requests_but_all_residency_violations() -> None:
     old = [failed(1.0), failed(2.0)]
     now = [canary(10.0), failed(10.1)]
     live = measures.live(made(), [*old, *now], [], 11.0, 3)

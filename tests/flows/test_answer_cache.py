@@ -83,7 +83,7 @@ async def emulated(
         await until(lambda: balancers.global_.answer_cache.cache.store.taken == 0)
 
 
-async def test_the_second_of_two_alike_is_a_hit_with_the_same_bytes() -> None:
+async def test_a_repeated_request_is_a_cache_hit_with_the_same_bytes() -> None:
     async with emulated() as (up, gpu):
         first, again = [await send(up.entry, chat(body=body())) for _ in range(2)]
         assert (first.status, word(first), word(again)) == (200, "miss", "hit")

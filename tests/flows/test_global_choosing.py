@@ -281,7 +281,7 @@ def test_a_suspect_region_serves_only_if_no_other_is_up(play) -> None:
     book.on(RequestArrived(request("b", narrow=(("uk",),)))).expect(sent("b", "london"))
 
 
-def test_down_needs_two_signals(play) -> None:
+def test_a_region_is_down_only_with_a_broken_channel_and_no_recent_report(play) -> None:
     flow = worldwide()
     book = play(flow).on(ChannelChanged("london", False)).expect()
     here = {"narrow": (("uk",),)}

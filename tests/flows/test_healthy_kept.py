@@ -74,7 +74,9 @@ def coding(of_capacity: float, seconds: float, seed: int = 1) -> World:
 
 def judged(world: World) -> int:
     """Of how many replicas it is known how fast they usually are, so that they might have been found slow."""
-    records = [r for region in world.regions.values() for r in region.flow.replicas.standing.outliers.records.values()]
+    records = [
+        r for region in world.regions.values() for r in region.flow.replicas.health_tracker.outliers.records.values()
+    ]
     return sum(record.usual is not None for record in records)
 
 

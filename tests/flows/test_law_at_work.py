@@ -14,7 +14,7 @@ import pytest
 from inprocess import MODEL, Both, Engine, both, chat, head, read, send, streaming, tenant, topology, until
 
 from farhop.balance.health.region import Liveness
-from farhop.service.admin.console import console
+from farhop.service.admin.console import server as console_server
 from farhop.store.contract import LAW_KEY, route_key
 from farhop.store.sealed import inner
 from farhop_lab.memory_store import MemoryStore
@@ -422,7 +422,7 @@ async def _in_the_last_hour(port: int) -> bytes:
 async def test_the_console_s_last_hour_is_dropped_when_a_new_law_forbids_records(
     up: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console, "is_address", lambda _host: True)
+    monkeypatch.setattr(console_server, "is_address", lambda _host: True)
     answers = [await send(up.entry, chat(key=f"sk-farhop-{name}")) for name in ("anywhere", "patient")]
     await up.at_rest()
     etcd, (gone, stays) = Etcd(up), [answer.headers["x-farhop-decision"].encode() for answer in answers]

@@ -297,7 +297,7 @@ def test_request_not_fully_sent_is_recalled_when_the_law_forbids_it(play) -> Non
     book.on(AttemptFailed("a", 1, outcome.UNLAWFUL_HERE)).expect(
         answered("a", outcome.UNLAWFUL_HERE, detail=lambda value: "allows only eu" in value)
     )
-    assert (len(flow.replicas.ledger), flow.replicas.standing.read("r1", 0.0).state) == (0, "up")
+    assert (len(flow.replicas.ledger), flow.replicas.health_tracker.read("r1", 0.0).state) == (0, "up")
 
 
 def test_what_an_engine_answers_before_it_has_all_of_it_is_taken_back_too(play) -> None:
@@ -307,7 +307,7 @@ def test_what_an_engine_answers_before_it_has_all_of_it_is_taken_back_too(play) 
     book.on(AttemptFailed("a", 1, outcome.UNLAWFUL_HERE)).expect(
         answered("a", outcome.UNLAWFUL_HERE, detail=lambda value: "another law" in value)
     )
-    assert (len(flow.replicas.ledger), flow.replicas.standing.read("r1", 0.0).state) == (0, "up")
+    assert (len(flow.replicas.ledger), flow.replicas.health_tracker.read("r1", 0.0).state) == (0, "up")
 
 
 def test_a_token_may_name_regions_that_this_map_lacks(play) -> None:

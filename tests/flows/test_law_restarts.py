@@ -46,7 +46,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lawbook, "MEND_S", 0.02)
 
 
-class Balancer:
+class LawFollower:
     """The book of one balancer, with its disk and its own connections to the hubs."""
 
     def __init__(self, name: str, clusters: dict[str, MemoryCluster], folder: Path) -> None:
@@ -55,7 +55,7 @@ class Balancer:
         self.book = LawBook(self.stores, Law(WORLD), lambda _: None, lambda _: None, state=state, rng=Random(name))
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Balancer]:
+    async def running(self) -> AsyncIterator[LawFollower]:
         self.book.remember()
         for store in self.stores.values():
             await store.open()
@@ -74,9 +74,9 @@ async def test_balancers_agree_on_the_law_after_etcd_is_wiped_and_one_restarts(t
     clusters = {"a": MemoryCluster(), "b": MemoryCluster()}
 
     def started(name: str) -> Any:
-        return Balancer(name, clusters, tmp_path).running()
+        return LawFollower(name, clusters, tmp_path).running()
 
-    def one_law(epoch: int, *those: Balancer) -> Callable[[], bool]:
+    def one_law(epoch: int, *those: LawFollower) -> Callable[[], bool]:
         def holds() -> bool:
             held = [cluster.get(LAW_KEY) for cluster in clusters.values()]
             even = all(entry is not None and json.loads(entry.value)["epoch"] == epoch for entry in held)
@@ -113,9 +113,9 @@ async def test_balancers_agree_on_the_law_after_etcd_is_wiped_and_one_restarts(t
 async def test_restart_keeps_the_law_while_all_of_etcd_is_gone(tmp_path: Path) -> None:
     clusters = {"a": MemoryCluster()}
     clusters["a"].put(LAW_KEY, law(5))
-    async with Balancer("one", clusters, tmp_path).running() as one:
+    async with LawFollower("one", clusters, tmp_path).running() as one:
         await until(lambda: one.book.law.epoch == 5)
-    again = Balancer("one", clusters, tmp_path)
+    again = LawFollower("one", clusters, tmp_path)
     again.book.remember()
     assert again.book.law.epoch == 5
 

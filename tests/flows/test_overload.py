@@ -99,7 +99,7 @@ def test_sending_blindly_loses_more_than_two_thirds_of_the_capacity() -> None:
     assert run(3.0, blind=True).good_per_s < CAPACITY_PER_S / 3
 
 
-def test_the_higher_band_does_not_feel_what_the_lower_one_does() -> None:
+def test_overload_by_a_lower_priority_does_not_delay_a_higher_one() -> None:
     """A fifth of all that comes is of the higher band, 0.6 of the capacity; every fourth turn is the oldest's."""
     shares = run(3.0, high_share=0.2, deadline_s=40.0).by_tenant
     assert shares["high"] == 1.0

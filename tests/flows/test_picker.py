@@ -231,7 +231,7 @@ async def test_the_next_endpoint_serves_if_the_first_refuses_connections(tmp_pat
         answers = [await send(port, chat(body=STREAM)) for _ in range(4)]
         assert {served(answer) for answer in answers} == {"b"}
         assert one.picker.moved == 1
-        assert one.balancer.flow.replicas.standing.read("a", one.balancer.clock.now()).why == "connection refused"
+        assert one.balancer.flow.replicas.health_tracker.read("a", one.balancer.clock.now()).why == "connection refused"
         await one.at_rest()
 
 

@@ -72,9 +72,9 @@ def test_replica_is_not_blamed_if_a_complete_answer_takes_too_long(play) -> None
     for name in ("r1", "r2"):
         flow.handle(ReplicaProbed(name, True), 620.0)
         assert flow.replicas.health[name].read(620.0).state is State.UP
-        assert flow.replicas.standing.share(name, 620.0) == 1.0
+        assert flow.replicas.health_tracker.share(name, 620.0) == 1.0
         assert flow.replicas.ledger.load(name).in_flight == 0
-    assert not flow.replicas.standing.ejections
+    assert not flow.replicas.health_tracker.ejections
     assert (flow.under_way, flow.budget.retrying) == (0, 0)
 
 
@@ -93,9 +93,9 @@ def test_closed_idle_connection_is_retried_without_blame(play) -> None:
         book.on(failed(f"q{n}", 3, outcome.KEPT_CLOSED)).expect(answered(f"q{n}", outcome.KEPT_CLOSED))
     for name in ("r1", "r2"):
         assert flow.replicas.health[name].read(12.0).state is State.UP
-        assert flow.replicas.standing.share(name, 12.0) == 1.0
+        assert flow.replicas.health_tracker.share(name, 12.0) == 1.0
         assert flow.replicas.ledger.load(name).in_flight == 0
-    assert not flow.replicas.standing.ejections
+    assert not flow.replicas.health_tracker.ejections
 
 
 def test_one_redispatch_is_free_and_the_next_draws_on_the_budget(play) -> None:
@@ -135,7 +135,7 @@ def test_same_replica_is_retried_if_there_is_no_other(play) -> None:
     )  # fmt: skip
 
 
-def test_a_failed_one_waits_if_the_others_are_full_and_is_not_stuck_when_they_go(play) -> None:
+def test_a_failed_request_waits_while_other_replicas_are_full_and_takes_the_next_slot(play) -> None:
     flow = regional(replica("r1", slots=1), replica("r2", slots=1))
     first = arrive(flow, "a")
     other = elsewhere(first)

@@ -105,8 +105,8 @@ def drawn(policy: str, guarded: bool, waits: bool) -> Counter[str]:
     flow = regional(*replicas, health=HealthConfig(streak=1000, eject_share_max=0.0, outlier_factor=0.0))
     flow.policies.override({"": PolicyConfig(name=policy)})
     if not guarded:
-        flow.replicas.standing.black_holes = _NoGuard()
-        flow.replicas.standing.outliers.excess = lambda _name, _now: 0.0  # type: ignore[method-assign]
+        flow.replicas.health_tracker.black_holes = _NoGuard()
+        flow.replicas.health_tracker.outliers.excess = lambda _name, _now: 0.0  # type: ignore[method-assign]
     went: Counter[str] = Counter()
     ends: list[tuple[float, str, str]] = []
 
@@ -176,5 +176,5 @@ def test_requests_that_engines_cannot_bear_keep_no_replica_from_other_tenants(in
             ask(f"good {second} {n}", "anyone", now, 200, None)
         for n in range(48):
             ask(f"bad {second} {n}", "other", now + n / 96, status, said)
-    ejections = sum(flow.replicas.standing.ejections.values())
+    ejections = sum(flow.replicas.health_tracker.ejections.values())
     assert ejections == 0 if innocent else ejections >= 3

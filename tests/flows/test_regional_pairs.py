@@ -206,7 +206,7 @@ def test_law_changed_between_prefill_and_decode_prevents_the_decode(play: Play) 
     book.on(LawChanged(law(epoch=2, anyone=Rule(allow=("eu",))))).expect(Expected(Recall, id="q", attempt=1))
     book.on(PrefillFailed("q", 1, outcome.UNLAWFUL_HERE)).expect(answered("q", outcome.UNLAWFUL_HERE))
     assert len(flow.replicas.ledger) == 0
-    assert {flow.replicas.standing.read(name, 0.0).state for name in ("p1", "d1")} == {"up"}
+    assert {flow.replicas.health_tracker.read(name, 0.0).state for name in ("p1", "d1")} == {"up"}
 
 
 def test_removed_prefill_replica_finishes_its_requests(play: Play) -> None:

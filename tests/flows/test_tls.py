@@ -149,7 +149,7 @@ async def test_regions_are_known_by_the_name_in_their_certificate(pki: Pki) -> N
 
 
 @pytest.mark.parametrize("wrong", ["authority", "name", "certificate"])
-async def test_tiers_that_distrust_each_other_log_it(pki: Pki, lines: Any, wrong: str) -> None:
+async def test_a_failed_tls_handshake_between_tiers_is_logged_with_its_reason(pki: Pki, lines: Any, wrong: str) -> None:
     setting = everywhere(pki, **({"server_name": "{region}.example"} if wrong == "name" else {}))
     if wrong != "name":
         ours = (pki.client, pki.stranger) if wrong == "authority" else (pki.intruder,)

@@ -15,7 +15,7 @@ HISTORIES = sorted(Path(__file__).parent.glob("*.history"))
 
 
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
-def test_the_same_is_decided(path: Path) -> None:
+def test_recorded_histories_replay_to_the_same_decisions(path: Path) -> None:
     found = [str(divergence) for one in replay(path) for divergence in one.first]
     assert not found, "\n".join(["", *found[:3]])
 

@@ -19,7 +19,7 @@ DEEP = b'{"usage":{"a":' + NESTED + b'},"error":{"b":' + NESTED + b"}}"
 
 @pytest.mark.parametrize("status", ["200 OK", "404 Not Found", "500 Internal Server Error"])
 @pytest.mark.parametrize("body", [NESTED, DEEP, b'{"choices":' + NESTED + b"}", b"\xff" * 5000])
-async def test_an_answer_that_nests_ends_like_others(stage: Any, status: str, body: bytes) -> None:
+async def test_a_deeply_nested_answer_does_not_break_its_connection(stage: Any, status: str, body: bytes) -> None:
     s = await stage()
     s.upstream.answer = lambda _m: plain(body, status)
     c = await s.client()
@@ -119,7 +119,7 @@ async def test_a_failure_that_never_ends_is_not_waited_for(stage: Any) -> None:
     assert (answer.status, b"engine_error" in answer.body) == (500, True)
 
 
-async def test_an_event_that_nests_passes_and_walks_nowhere(stage: Any) -> None:
+async def test_a_deeply_nested_event_passes_unparsed(stage: Any) -> None:
     s = await stage()
     event = b"data: " + DEEP + b"\n\n"
 

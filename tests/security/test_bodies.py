@@ -170,7 +170,7 @@ def test_tokens_may_be_biased_by_the_thousand() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
-def test_tiny_chunks_are_held_as_what_they_say(size: int) -> None:
+def test_tiny_chunks_of_a_body_are_joined_not_kept_one_by_one(size: int) -> None:
     """However small the pieces in which a body comes, an object for each would be 20 times its bytes."""
     exchange = Exchange(SimpleNamespace(is_hop=False), UNREAD)  # type: ignore[arg-type]
     for _ in range(20_000):
@@ -206,7 +206,7 @@ def test_runs_of_chunks_are_read_the_same_however_they_are_cut(cut: int) -> None
     assert rest == b"rest"
 
 
-async def test_reading_is_in_the_budget(stage: Any) -> None:
+async def test_memory_for_parsing_a_body_is_taken_from_the_budget(stage: Any) -> None:
     """What parsing takes beside a body is taken from the budget while it is read."""
     s = await stage(budget_bytes=1 << 20)
     assert (await s.ask(post(b"x" * 100_000))).status == 200
@@ -241,7 +241,7 @@ async def test_a_client_that_leaves_before_its_body_is_read_is_counted_once(stag
 
 
 @pytest.mark.parametrize("part", [b"{}", b'{"type":"image_url","image_url":{"url":"data:,"}}', b'{"type":"text"}'])
-def test_so_many_parts_that_are_no_text_pass_and_no_more(part: bytes) -> None:
+def test_the_number_of_media_parts_in_a_body_is_bounded(part: bytes) -> None:
     """In 200 KB there were 4,000 of them, which took four times the CPU of a megabyte of prompt."""
     message = b'{"role":"u","content":[%b]}'
     for count in (openai.MEDIA_MAX // 2, openai.MEDIA_MAX // 2 + 1):

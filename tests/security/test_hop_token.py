@@ -90,7 +90,7 @@ async def test_a_token_kept_from_its_request_serves_no_other(
 
 
 @VERSIONS
-async def test_a_large_body_is_no_other_either(up: Both, engine: Engine, version: str) -> None:
+async def test_a_token_does_not_pass_with_another_large_body(up: Both, engine: Engine, version: str) -> None:
     """It is read in a process of its own."""
     own, other = (BODY.replace(b"hello", b"hello" + c * 300_000) for c in (b"a", b"b"))
     assert len(own) == len(other) > LARGE_BYTES

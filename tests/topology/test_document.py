@@ -57,7 +57,7 @@ def test_a_key_given_twice_is_reported_with_path_and_lines() -> None:
     assert problem == Problem("x[0].a", '"a" is given twice, in lines 2 and 4', "keep one")
 
 
-def test_doubles_are_handed_back_beside_the_data() -> None:
+def test_duplicate_keys_are_reported_beside_the_data() -> None:
     data, doubles = read("a: 1\na: 2\nb: {c: 1, c: 1}\n", "w")
     assert data == {"a": 2, "b": {"c": 1}}
     assert [problem.path for problem in doubles] == ["a", "b.c"]
@@ -86,7 +86,7 @@ def test_an_alias_to_itself_is_refused() -> None:
     assert "inside what it stands for" in _only("a: &a [1, *a]\n").message
 
 
-def test_length_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document_module, "TEXT_CHARS_MAX", 10)
     assert document("a: 1") == {"a": 1}
     assert "larger than" in _only("a: 1234567890").message

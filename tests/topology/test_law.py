@@ -132,7 +132,7 @@ def test_each_level_narrows_and_is_named() -> None:
     assert asked.excluded["frankfurt"] == "request asked to stay within us, jp"
 
 
-def test_keys_in_another_order_lose_nothing() -> None:
+def test_the_order_of_a_tenants_keys_does_not_matter() -> None:
     keys = Key("ci", "a" * 64, ("jp",)), Key("web", "b" * 64, ("eu",))
     before, after = (_law(Residency(Rule((WORLD,))), keys=order) for order in (keys, keys[::-1]))
     assert after.keeps(before, Scope.HINTS, frozenset(REGIONS))
@@ -235,7 +235,7 @@ def test_scopes_left_out_entry_is_open_and_the_rest_follow_processing() -> None:
         assert verdict.why_not("tokyo") == "tenant acme: processing allows only eu"
 
 
-def test_scopes_of_their_own() -> None:
+def test_entry_logging_and_hints_may_have_their_own_rules() -> None:
     law = _law(Residency(Rule(("eu",)), entry=Rule(("eu", "us")), logging=Rule(("us",)), hints=Rule((), ())))
     assert law.verdict("acme", "m", Scope.ENTRY).lawful == {"frankfurt", "virginia"}
     assert law.verdict("acme", "m", Scope.LOGGING).lawful == {"virginia"}
@@ -357,7 +357,7 @@ def _remembered(law: Law) -> int:
     return len(law.fresh) + len(law.stale)
 
 
-def test_clients_cannot_grow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_verdicts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(law_module, "_MEMO_MAX", 5)
     law = _law(Residency(Rule((WORLD,))), world={f"m{n}": Rule((WORLD,)) for n in range(50)})
     for n in range(50):
@@ -552,7 +552,7 @@ def test_verdicts_agree_with_a_naive_evaluation(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(_worlds(), _MODELS, _SCOPES, _NARROWS, _PLACES, _KEYS)
-def test_asking_for_less_never_yields_more(
+def test_narrowing_a_request_never_adds_lawful_regions(
     world: Topology, model: str, scope: Scope, narrow: Narrow, further: tuple[str, ...], key: str
 ) -> None:
     law = Law(world)
@@ -659,7 +659,9 @@ def _where(law: Law, region: str) -> set[str]:
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(_epochs(), _SCOPES, st.frozensets(st.sampled_from(["r0", "r1", "r2", "r3", "r9"]), min_size=1))
-def test_clause_by_clause_is_verdict_by_verdict(epochs: tuple[Law, Law], scope: Scope, regions: frozenset[str]) -> None:
+def test_comparing_laws_clause_by_clause_equals_comparing_all_verdicts(
+    epochs: tuple[Law, Law], scope: Scope, regions: frozenset[str]
+) -> None:
     before, after = epochs
     keeps = _plainly_keeps(after, before, scope, regions)
     assert after.keeps(before, scope, regions) is keeps

@@ -16,7 +16,7 @@ def test_wire_times_are_symmetric_whichever_way_they_were_given() -> None:
     assert world.rtt_ms("tokyo", "frankfurt") == world.rtt_ms("frankfurt", "tokyo") == 230.0
 
 
-def test_a_region_is_near_itself() -> None:
+def test_the_round_trip_time_of_a_region_to_itself_is_the_local_one() -> None:
     assert Topology("w", 1, REGIONS).rtt_ms("tokyo", "tokyo") == 1.0
     assert Topology("w", 1, REGIONS, local_rtt_ms=0.3).rtt_ms("tokyo", "tokyo") == 0.3
 

@@ -139,7 +139,7 @@ _ANYTHING = st.recursive(
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.dictionaries(st.sampled_from(_SECTIONS), _ANYTHING, max_size=5))
-def test_any_shape_is_tolerated(raw: dict[str, Any]) -> None:
+def test_reference_checks_tolerate_any_shape_of_document(raw: dict[str, Any]) -> None:
     for problem in reference_problems(raw):
         assert problem.path
         assert "\n" not in str(problem)

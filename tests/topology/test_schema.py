@@ -119,7 +119,7 @@ def test_a_plaintext_key_is_refused_with_the_command_to_hash_it_and_never_repeat
     assert secret not in str(misplaced)
 
 
-def test_good_variants_pass(faults: Any) -> None:
+def test_valid_variants_of_a_topology_pass(faults: Any) -> None:
     for at, value in [
         (("hubs", "main"), ["etcd-1:2379", "10.0.0.1:2379", "[::1]:2379"]),
         (("regions", 0, "entry"), ["https://a.example.com:8443/", "http://[::1]:80"]),

@@ -221,7 +221,7 @@ class AttemptRun:
             if not data and isinstance(tap, FaultTap | RefusalTap):
                 return  # held, and time goes on: else an answer that never ends would be waited for without end
         self.last_activity_at = self.owner.clock()
-        if self.streams and ERROR in data:
+        if self.streams and data.rfind(ERROR) >= 0:
             data = engine_faults.without_traces(data)
         if not self.began:
             self._begin(data)

@@ -1,6 +1,7 @@
-"""Attempts whose stream can be continued elsewhere: the first asks for token ids, the next ones continue from them.
+"""Attempts whose stream can be continued by another attempt if it breaks.
 
-If continuing by text is allowed and the engine sends no ids, the first asks for nothing, and its text is kept.
+The first attempt asks the engine for token ids, and later ones continue from the ids received so far. If continuing by
+text is allowed and the engine sends no ids, the text received so far is kept instead.
 
 What is kept is bounded per stream (`formats.resumption`, `formats.text_resumption`) and per process (`Resumption`).
 Never sends a continuation on its own: the machine says whether and where. A client never sees an engine's refusal of
@@ -177,8 +178,8 @@ class ResumableTap(StreamTap):
         if (
             self._tail
             or not data.endswith(END)
-            or (b'"usage"' in data and has_usage(data))
-            or (self._hide and (self._finish or FINISHES in data or FINISHES_SPACED in data))
+            or (data.rfind(b'"usage"') >= 0 and has_usage(data))
+            or (self._hide and (self._finish or data.rfind(FINISHES) >= 0 or data.rfind(FINISHES_SPACED) >= 0))
         ):
             self._endless = False
             events = self._slow(data)
@@ -187,7 +188,7 @@ class ResumableTap(StreamTap):
         if self._endless or is_crowded(events):
             return self._pass_unread(events)
         self._said = self._said or b"data:" in events
-        if ERROR in events:  # in a text it would be escaped
+        if events.rfind(ERROR) >= 0:  # in a text it would be escaped
             events = self._unbroken(events)
         return self._taken(events) if events else events
 
@@ -368,7 +369,7 @@ class ResumableRun(AttemptRun):
         elif not self._over:
             self.last_activity_at = self.owner.clock()
             if events := tap.feed(data):
-                if ERROR in events:
+                if events.rfind(ERROR) >= 0:
                     events = engine_faults.without_traces(events)
                 if self.began:
                     self.active.exchange.write(events)

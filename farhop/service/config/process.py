@@ -185,7 +185,7 @@ def _unquoted(value: object) -> object:
 _Mode = Annotated[ResumeMode, BeforeValidator(_unquoted)]
 
 
-class Session(Part):
+class SessionConfig(Part):
     """Where a request's session is read from, in this order; "": not there. Only if a policy in force uses sessions."""
 
     header: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = "x-session-id"

@@ -72,7 +72,7 @@ PRICED_SHOWN_MAX = 1000
 _GIVEN_UP = (outcome.CLIENT_LEFT, outcome.DEADLINE, outcome.WHOLE_ANSWER_TIMEOUT)
 
 
-class Book(Protocol):
+class ReloadablePrices(Protocol):
     """A price book that may be changed while the process lives."""
 
     prices: Prices
@@ -200,7 +200,7 @@ class Limiter:
         self._tasks = Tasks()
         book.changes.append(self._changed)
 
-    def go_by(self, book: Book | None, wall_s: Callable[[float], float]) -> None:
+    def go_by(self, book: ReloadablePrices | None, wall_s: Callable[[float], float]) -> None:
         """Count money by this price book, and by what it is changed to, at `wall_s` of a moment of the clock; until
         then nothing has a price."""
         self._wall_s = wall_s

@@ -1,4 +1,5 @@
-"""The life of a balancer's process: start, report readiness, serve until told to stop, stop in order.
+"""The life of a daemon (a balancer, the DNS server, the announcer): start, report readiness, serve until told to stop,
+stop in order. Never decides about a request.
 
 A fault of the configuration or the environment is one line on stderr and exit code 2, never a stack trace. Everything
 that was opened is closed, and an error while closing never hides the reason for it.
@@ -34,8 +35,8 @@ _FAULT_EVERY_S = 10.0
 _FAULTS = (ConfigError, TopologyError, PortTakenError, StoreError, logs.LogError)
 
 
-class Balancer(Protocol):
-    """A process of a tier, assembled from its parts."""
+class Daemon(Protocol):
+    """A process that serves until a signal ends it: a balancer, the DNS server or the announcer, assembled."""
 
     async def open(self) -> str:
         """Start everything; returns the line that lists the listeners."""
@@ -47,8 +48,8 @@ class Balancer(Protocol):
         """Read the configuration again soon (SIGHUP). An invalid configuration changes nothing."""
 
 
-def run(name: str, make: Callable[[], Balancer]) -> None:
-    """Run a balancer until SIGTERM or SIGINT. SystemExit(2) on a fault of configuration or surroundings."""
+def run(name: str, make: Callable[[], Daemon]) -> None:
+    """Run a daemon until SIGTERM or SIGINT. SystemExit(2) on a fault of configuration or surroundings."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # the soft one, 1024 by default, is for select(2)
     sys.setswitchinterval(_SWITCH_S)
@@ -60,7 +61,7 @@ def run(name: str, make: Callable[[], Balancer]) -> None:
         raise SystemExit(2) from None
 
 
-async def _serve(name: str, make: Callable[[], Balancer]) -> None:
+async def _serve(name: str, make: Callable[[], Daemon]) -> None:
     stop, told = asyncio.Event(), list[str]()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_logged(name, loop))
@@ -72,14 +73,14 @@ async def _serve(name: str, make: Callable[[], Balancer]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # while it starts: its files are looked at from then on
-    balancer, manager = make(), Notifier()
+    daemon, manager = make(), Notifier()
     try:
-        line = await _unless(stop, balancer)
+        line = await _unless(stop, daemon)
     except BaseException:
-        await _close_anyway(name, balancer)
+        await _close_anyway(name, daemon)
         raise
     if line is not None:
-        loop.add_signal_handler(signal.SIGHUP, balancer.reload)
+        loop.add_signal_handler(signal.SIGHUP, daemon.reload)
         print(f"{name}: {line}", flush=True)
         manager.ready(loop, line)
         garbage = Garbage()
@@ -88,7 +89,7 @@ async def _serve(name: str, make: Callable[[], Balancer]) -> None:
         garbage.close()
     logs.get(name).info("stopping", signal=told[0])
     manager.stopping()
-    await balancer.close()
+    await daemon.close()
     manager.close()
     logs.get(name).info("stopped")  # without this line the process was killed
 
@@ -109,11 +110,11 @@ def _logged(name: str, loop: asyncio.AbstractEventLoop) -> Callable[[asyncio.Abs
     return handle
 
 
-async def _unless(stop: asyncio.Event, balancer: Balancer) -> str | None:
-    """Open the balancer, unless `stop` is set before that is done: then return None. Otherwise return the result of
+async def _unless(stop: asyncio.Event, daemon: Daemon) -> str | None:
+    """Open the daemon, unless `stop` is set before that is done: then return None. Otherwise return the result of
     `open`.
     """
-    opening, stopping = asyncio.create_task(balancer.open()), asyncio.create_task(stop.wait())
+    opening, stopping = asyncio.create_task(daemon.open()), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
         return opening.result() if opening.done() else None
@@ -123,8 +124,8 @@ async def _unless(stop: asyncio.Event, balancer: Balancer) -> str | None:
         await asyncio.wait((opening, stopping))
 
 
-async def _close_anyway(name: str, balancer: Balancer) -> None:
+async def _close_anyway(name: str, daemon: Daemon) -> None:
     try:
-        await balancer.close()
+        await daemon.close()
     except Exception as error:  # noqa: BLE001 - already closing because of another error, which is the one to report
         logs.get(name).error("closing failed", error=type(error).__name__, exc_info=error)

@@ -154,7 +154,7 @@ class EndpointSlices:
         slice_ = msgspec.convert(thing, _Slice)
         described = slice_.metadata.described()
         for endpoint in slice_.endpoints or ():
-            draining = _standing(endpoint.conditions or _Conditions())
+            draining = _draining(endpoint.conditions or _Conditions())
             if draining is None or not endpoint.addresses:
                 continue
             # Of several addresses the first: the API says that they are interchangeable.
@@ -198,7 +198,7 @@ class Pods:
             yield at(template, status.pod_ip, port, own, f"{meta.name}:{port}", draining=leaving, **meta.described())
 
 
-def _standing(conditions: _Conditions) -> bool | None:
+def _draining(conditions: _Conditions) -> bool | None:
     """False: takes work. True: finishes its work, takes no new. None: it does not count."""
     ready = conditions.ready is not False  # a missing condition is true, and `serving` is then like `ready`
     if conditions.terminating:
@@ -211,7 +211,7 @@ def _named(namespace: str, name: str) -> str:
     return f"{namespace}/{name}"[-NAME_CHARS_MAX:] if name else ""
 
 
-class _Book:
+class _ReplicaCache:
     """The replicas of the objects of one kind, kept by object."""
 
     def __init__(self, label: str, kind: _Kind, template: Template) -> None:
@@ -294,10 +294,10 @@ class Kubernetes:
                 await asyncio.sleep(_AGAIN_S)
 
     async def _follow(self, namespace: str, kind: _Kind, selector: str, on_update: OnUpdate) -> None:
-        book = _Book(self.label, kind, self._config.replica)
+        cache = _ReplicaCache(self.label, kind, self._config.replica)
         async with contextlib.aclosing(self._api.follow(kind.path(namespace), {"labelSelector": selector})) as steps:
             async for step in steps:
-                on_update(book.take(step))
+                on_update(cache.take(step))
 
     async def _follow_pool(self, namespace: str, name: str, on_update: OnUpdate) -> None:
         """Follow the pods by the pool's selector, and by another when it changes; no pods when the pool is gone."""

@@ -11,7 +11,7 @@ from farhop.config import Part
 from regional_lb.scheduler.policy.latency import LeastLatency
 from regional_lb.scheduler.policy.load import LeastLoad, PowerOfTwo
 from regional_lb.scheduler.policy.predictive import Predictive
-from regional_lb.scheduler.policy.ring import ConsistentHash, Prefix, Session
+from regional_lb.scheduler.policy.ring import ConsistentHash, PrefixHash, SessionHash
 from regional_lb.scheduler.policy.round_robin import RoundRobin, WeightedRoundRobin
 from regional_lb.scheduler.policy.uniform import Uniform, WeightedRandom
 
@@ -52,7 +52,7 @@ class PolicyConfig(Part):
 
 KNOWN: dict[str, Callable[[PolicyConfig], Policy]] = {
     Predictive.name: lambda _: Predictive(),
-    Prefix.name: lambda it: Prefix(it.load_factor, it.prefix_bytes),
+    PrefixHash.name: lambda it: PrefixHash(it.load_factor, it.prefix_bytes),
     LeastLoad.name: lambda _: LeastLoad(),
     LeastLatency.name: lambda _: LeastLatency(),
     PowerOfTwo.name: lambda _: PowerOfTwo(),
@@ -61,9 +61,9 @@ KNOWN: dict[str, Callable[[PolicyConfig], Policy]] = {
     Uniform.name: lambda _: Uniform(),
     WeightedRandom.name: lambda it: WeightedRandom(it.weights),
     ConsistentHash.name: lambda _: ConsistentHash(),
-    Session.name: lambda it: Session(it.load_factor),
+    SessionHash.name: lambda it: SessionHash(it.load_factor),
 }
-OPTIONS = {Prefix.name: ("load_factor", "prefix_bytes"), Session.name: ("load_factor",)} | dict.fromkeys(
+OPTIONS = {PrefixHash.name: ("load_factor", "prefix_bytes"), SessionHash.name: ("load_factor",)} | dict.fromkeys(
     (WeightedRoundRobin.name, WeightedRandom.name), ("weights",)
 )
 

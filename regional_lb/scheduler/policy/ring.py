@@ -91,7 +91,7 @@ class _OnRing(Policy):
             self._ring = _Ring(names)
 
 
-class Prefix(_OnRing):
+class PrefixHash(_OnRing):
     """Equal beginnings of prompts together: the first blocks of the prefix chain, at most `prefix_bytes` of text."""
 
     name = "prefix"
@@ -106,7 +106,7 @@ class Prefix(_OnRing):
         return f"{blocks[min(self._depth, len(blocks)) - 1]:x}" if blocks else ""
 
 
-class Session(_OnRing):
+class SessionHash(_OnRing):
     """Requests of one session together."""
 
     name = "session"

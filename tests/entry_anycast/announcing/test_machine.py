@@ -106,7 +106,7 @@ def test_an_entry_is_announced_and_withdrawn_by_consecutive_probes() -> None:
     assert play.give(DEAD) == [SendUpdate(2, Phase.WITHDRAWN)]  # the dead are not drained
 
 
-def test_silence_for_all_of_a_probe_s_patience_is_death() -> None:
+def test_one_probe_without_an_answer_in_time_withdraws_and_one_refusal_does_not() -> None:
     assert announced().give(DEAD) == [], "refused once"
     play = announced()
     assert play.give(Probed(Fitness.DEAD, "it does not answer", silent=True)) == [SendUpdate(2, Phase.WITHDRAWN)]

@@ -117,7 +117,7 @@ async def test_a_configuration_that_bird_refuses_is_reported(tmp_path: Path) -> 
     await fake.close(server)
 
 
-async def test_what_bird_takes_once_another_configuration_is_in_force_is_taken(tmp_path: Path) -> None:
+async def test_a_configuration_that_bird_queues_behind_another_counts_as_accepted(tmp_path: Path) -> None:
     """An operator has it configure itself at the same moment: ours is queued, and no reason to withdraw."""
     fake = FakeBird(tmp_path)
     fake.takes = "0005 Reconfiguration already in progress, queueing new config"

@@ -16,7 +16,7 @@ from entry_anycast.speakers.speaker import family, network, phase_of
         ({("a", False)}, None),
     ],
 )
-def test_what_is_announced_is_one_word_or_none(found, phase) -> None:
+def test_the_routes_found_map_to_one_phase_or_to_none_if_they_are_mixed(found, phase) -> None:
     assert phase_of(found, {"a", "b"}) is phase
 
 

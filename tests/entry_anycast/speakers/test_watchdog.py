@@ -52,7 +52,7 @@ def test_a_child_is_killed_when_heartbeats_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["its parent's end", "its own"])
-def test_either_end_ends_it(tmp_path: Path, how: str) -> None:
+def test_the_guarded_child_is_killed_when_the_watchdog_or_its_parent_ends(tmp_path: Path, how: str) -> None:
     process, child = start(60.0, tmp_path)
     if how == "its own":
         process.send_signal(signal.SIGKILL)

@@ -26,10 +26,10 @@ from entry_dns.answers import prepare
 from entry_dns.answers.prepare import UNKNOWN_LOCATION, ClientLocation
 from entry_dns.answers.responder import Responder
 from entry_dns.answers.zones import NamePlan
+from entry_dns.fleet.entry_health import State
 from entry_dns.fleet.networks import spaces
-from entry_dns.fleet.standing import State
 from farhop_lab.world.ports import free_ports
-from tests.entry_dns.conftest import ADDRESSES, NAMES, PLAN, served, standing, world
+from tests.entry_dns.conftest import ADDRESSES, NAMES, PLAN, entry_health, served, world
 
 GDNSD = shutil.which("gdnsd")
 # Measured times decide the order, so that gdnsd can be given the same order.
@@ -70,8 +70,8 @@ def ours(down: frozenset[str] = frozenset(), plan=PLAN, topology=None) -> Respon
     networks = spaces((ip_network(cidr), n) for n, cidr in enumerate(ORDERS, 2))
     topology = topology or world()
     known = prepare.atlas(topology, networks, [UNKNOWN_LOCATION, UNKNOWN_LOCATION, *locations])
-    standings = [standing(name, State.DOWN if name in down else State.UP) for name in NAMES]
-    return served(Responder(), topology, standings, known, plan)
+    healths = [entry_health(name, State.DOWN if name in down else State.UP) for name in NAMES]
+    return served(Responder(), topology, healths, known, plan)
 
 
 def question(subnet: str, kind: str = "A") -> dns.message.Message:
@@ -209,8 +209,8 @@ def test_weights_decide_the_first_entry_and_every_entry_stays_in_the_answer() ->
         ClientLocation(rtt_ms=(("virginia", 1.0), ("frankfurt", 2.0), ("tokyo", 3.0))),
     ]
     atlas = prepare.atlas(world(), spaces([(ip_network("0.0.0.0/0"), 2)]), locations)
-    standings = [standing("virginia", share=0.25), standing("frankfurt"), standing("tokyo")]
-    responder = served(Responder(), world(), standings, atlas)
+    healths = [entry_health("virginia", share=0.25), entry_health("frankfurt"), entry_health("tokyo")]
+    responder = served(Responder(), world(), healths, atlas)
     found = [asked(responder, question(f"{a}.{b}.0.0/16")) for a in (20, 60, 100, 140) for b in range(256)]
     first = [answered(one)[0] for one in found]
     assert 0.2 <= first.count("192.0.2.1") / len(first) <= 0.3

@@ -18,7 +18,7 @@ def test_the_first_example_of_rfc_9018() -> None:
     assert (first.hex(), proven) == ("2464c4abcf10c957010000005cf79f111f8130c3eee29480", False)
 
 
-def test_an_address_in_ipv6_and_a_secret_that_was_rolled() -> None:
+def test_a_cookie_for_ipv6_is_valid_until_its_rolled_secret_is_removed() -> None:
     address = bytes.fromhex("20010db80220000159ded0f4876982b8")
     old = Cookies([SECRET]).verify(CLIENT, address, 1_600_000_000)[0]
     both = Cookies([b"another secret!!", SECRET])

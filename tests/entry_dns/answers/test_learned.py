@@ -15,14 +15,14 @@ from entry_dns.answers.learned import corrected
 from entry_dns.answers.prepare import NO_ENTRY, UNKNOWN_LOCATION, ClientLocation
 from entry_dns.fleet.latencies import LearningConfig
 from entry_dns.fleet.networks import PRIVATE, blocks, spaces
-from tests.entry_dns.conftest import NAMES, atlas, standing, world
+from tests.entry_dns.conftest import NAMES, atlas, entry_health, world
 
 CONFIG = LearningConfig()
 HERE = {"virginia": 8.0, "tokyo": 170.0}
 
 
 def order(known: prepare.Atlas, client: str, most: int = 3) -> list[str]:
-    table = prepare.table(known, [standing(name) for name in NAMES], frozenset(NAMES), most)
+    table = prepare.table(known, [entry_health(name) for name in NAMES], frozenset(NAMES), most)
     address = ip_address(client)
     group = table.spaces[address.version].at(int(address) >> (64 if address.version == 6 else 0))
     return [NAMES[one] for one in table.orders[group] if one != NO_ENTRY]

@@ -51,7 +51,7 @@ def test_a_client_subnet_that_rfc_7871_refuses(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [b"\0\1\0\0", b"\0\2\0\0", b"\0\1\x14\0\1\2\x10", b"\0\2\x38\0" + bytes(7)])
-def test_a_client_subnet_that_is_one(value: bytes) -> None:
+def test_a_valid_client_subnet_is_read(value: bytes) -> None:
     assert subnet(value) == (value[1], value[2], value[4:])
 
 
@@ -68,7 +68,7 @@ def test_a_client_subnet_that_is_one(value: bytes) -> None:
         ([dns.edns.GenericOption(65001, b"whatever")], True),
     ],
 )
-def test_options(options, good: bool) -> None:
+def test_malformed_edns_options_are_refused_and_others_accepted(options, good: bool) -> None:
     wire = query(use_edns=0, options=options).to_wire()
     if good:
         read(wire)
@@ -110,7 +110,7 @@ def test_two_opt_records_are_refused() -> None:
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.binary(max_size=80))
-def test_no_bytes_do_anything_else(data: bytes) -> None:
+def test_arbitrary_bytes_are_read_dropped_or_refused(data: bytes) -> None:
     try:
         found = read(data)
     except (Drop, RefusedError):

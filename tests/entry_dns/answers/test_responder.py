@@ -27,9 +27,9 @@ from entry_dns.answers.prepare import UNKNOWN_LOCATION, ClientLocation
 from entry_dns.answers.responder import ASKERS_MAX, COUNTERS, TAILS_MAX, Responder, wire
 from entry_dns.answers.snapshot import decode, encode
 from entry_dns.answers.zones import NamePlan, Ttls, view
+from entry_dns.fleet.entry_health import State
 from entry_dns.fleet.networks import of_arrays
-from entry_dns.fleet.standing import State
-from tests.entry_dns.conftest import NAMES, PLAN, TOKYO, atlas, served, standing, unconfined, world
+from tests.entry_dns.conftest import NAMES, PLAN, TOKYO, atlas, entry_health, served, unconfined, world
 from topology.law import Law
 
 CLIENT = "192.0.2.200"
@@ -110,7 +110,7 @@ def test_where_networks_are_confined_an_answer_for_all_clients_of_a_resolver_is_
     assert len(addresses(ask(served(Responder(), known=unconfined())))) == 3, "nobody is confined: nothing is kept back"
 
 
-def test_source_0_and_private_addresses() -> None:
+def test_a_subnet_of_length_0_has_scope_0_and_a_private_one_is_answered_by_the_resolver() -> None:
     for by_resolver, known in ((False, unconfined()), (True, None)):
         responder = served(Responder(), known=known, by_resolver=by_resolver)
         assert told_scope(ask(responder, subnet="0.0.0.0/0")) == 0
@@ -181,7 +181,7 @@ def test_the_question_is_echoed_with_the_case_of_its_letters(responder) -> None:
     assert dns.message.from_wire(answer).answer
 
 
-def test_badvers_and_without_edns(responder) -> None:
+def test_an_unknown_edns_version_is_badvers_and_a_query_without_edns_gets_none(responder) -> None:
     query = dns.message.make_query("api.entry.example", "A", use_edns=1)
     answer = dns.message.from_wire(responder.answer(query.to_wire(), CLIENT))
     assert (answer.rcode(), answer.edns) == (dns.rcode.BADVERS, 0)
@@ -253,7 +253,7 @@ def test_nsid_is_sent_if_the_query_asks_for_it() -> None:
     assert not ask(responder).options
 
 
-def test_cookies_and_what_they_are_good_for() -> None:
+def test_a_valid_cookie_or_tcp_is_exempt_from_the_rate_limit() -> None:
     responder = served(Responder(Cookies([bytes(16)]), rate=3, slip=2))
     first = ask(responder, options=[dns.edns.GenericOption(10, b"clientco")])
     cookie = next(one for one in first.options if one.otype == dns.edns.COOKIE)
@@ -289,7 +289,7 @@ def test_an_answer_that_does_not_fit_is_truncated_and_comes_by_tcp() -> None:
 
 
 def test_before_anything_is_known_of_entries_it_is_servfail() -> None:
-    responder = served(Responder(), standings=None)
+    responder = served(Responder(), healths=None)
     head = responder.head
     assert head.ready
     empty = served(Responder())
@@ -299,11 +299,11 @@ def test_before_anything_is_known_of_entries_it_is_servfail() -> None:
     assert [int(one.code) for one in answer.options if isinstance(one, dns.edns.EDEOption)] == [14]
 
 
-def test_a_dying_entry_is_kept_for_the_least_time() -> None:
-    doubtful = [standing("virginia"), standing("frankfurt"), standing("tokyo", State.SUSPECT)]
-    assert ask(served(Responder(), standings=doubtful), subnet="203.0.113.9/32").answer[0].ttl == 5
-    draining = [standing("virginia"), standing("frankfurt"), standing("tokyo", State.DRAINED, 0.0)]
-    answer = ask(served(Responder(), standings=draining), subnet="203.0.113.9/32")
+def test_answers_with_a_suspect_or_draining_entry_have_the_least_ttl() -> None:
+    doubtful = [entry_health("virginia"), entry_health("frankfurt"), entry_health("tokyo", State.SUSPECT)]
+    assert ask(served(Responder(), healths=doubtful), subnet="203.0.113.9/32").answer[0].ttl == 5
+    draining = [entry_health("virginia"), entry_health("frankfurt"), entry_health("tokyo", State.DRAINED, 0.0)]
+    answer = ask(served(Responder(), healths=draining), subnet="203.0.113.9/32")
     assert addresses(answer)[-1] == "192.0.2.3"
     assert answer.answer[0].ttl == 5
 
@@ -367,9 +367,9 @@ def of_networks(count: int) -> tuple[memoryview, frozenset[int]]:
     for n in range(58):
         within = (("jp",), ("eu",), ("cn",), (), (), ())[n % 6]
         locations.append(ClientLocation(rng.uniform(-60, 70), rng.uniform(-180, 180), within=within))
-    standings = [standing("tokyo", share=0.5), standing("frankfurt"), standing("virginia")]
+    healths = [entry_health("tokyo", share=0.5), entry_health("frankfurt"), entry_health("virginia")]
     known = prepare.atlas(world(), laid, locations)
-    made = encode(*view([PLAN], Law(world()), known, standings, Ttls(5, 30), 3, 1))
+    made = encode(*view([PLAN], Law(world()), known, healths, Ttls(5, 30), 3, 1))
     return memoryview(made), frozenset(first[:1000].tolist())
 
 
@@ -416,7 +416,7 @@ def test_adopting_a_view_with_unchanged_names_costs_the_same_for_any_number_of_t
     costs = []
     for count in (3, 3, 300):  # the first, too, for Python's sake
         plan = replace(PLAN, names=tuple(NamePlan(f"n{n}.entry.example") for n in range(count)))
-        responder, other = served(Responder(), plan=plan), [standing(name) for name in reversed(NAMES)]
+        responder, other = served(Responder(), plan=plan), [entry_health(name) for name in reversed(NAMES)]
         made = memoryview(encode(*view([plan], Law(world()), atlas(world()), other, Ttls(5, 30), 3, 2)))
         costs.append(worked(lambda responder=responder, made=made: responder.adopt(*decode(made))))
         assert addresses(ask(responder, "n2.entry.example", subnet=TOKYO))[0] == "192.0.2.3"
@@ -473,7 +473,7 @@ def mixed(rng: Random) -> bytes:
     return query.to_wire()
 
 
-def test_the_short_way_and_the_strict_one_say_the_same() -> None:
+def test_the_fast_path_and_the_full_parser_give_the_same_answer() -> None:
     """Whatever came before: what is known of some bytes is true of them alone. Malformed ones are among them."""
     rng = Random(11)
     short, strict = (served(Responder(COOKIES, nsid=b"x")) for _ in range(2))

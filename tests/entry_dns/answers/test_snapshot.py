@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from entry_dns.answers import prepare
 from entry_dns.answers.snapshot import EntryAnswer, Head, Name, Records, Zone, decode, encode
-from tests.entry_dns.conftest import NAMES, atlas, standing, world
+from tests.entry_dns.conftest import NAMES, atlas, entry_health, world
 
 
 def test_a_view_is_decoded_as_it_was_encoded() -> None:
     tables = [
-        prepare.table(atlas(world()), [standing(name) for name in NAMES], frozenset(lawful), 3)
+        prepare.table(atlas(world()), [entry_health(name) for name in NAMES], frozenset(lawful), 3)
         for lawful in (NAMES, ("frankfurt",))
     ]
     zone = Zone(b"\x07example\0", b"soa", 30)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from entry_dns.answers.zones import NamePlan, Ttls, ZoneError, check, check_servers, lawful_of
-from entry_dns.fleet.standing import State
-from tests.entry_dns.conftest import PLAN, standing, world
+from entry_dns.fleet.entry_health import State
+from tests.entry_dns.conftest import PLAN, entry_health, world
 from topology.law import Law
 from topology.model import Entry
 
@@ -38,7 +38,7 @@ def test_a_zone_that_could_not_be_answered_for_is_named(names, entries, message:
         check([replace(PLAN, names=names)], Law(world(**({} if entries is None else {"entries": entries}))))
 
 
-def test_a_zone_is_given_once() -> None:
+def test_a_zone_given_twice_is_refused() -> None:
     with pytest.raises(ZoneError, match=r"zone entry.example is given twice; put all of its names into one"):
         check([PLAN, replace(PLAN, names=(NamePlan("other.entry.example"),))], Law(world()))
 
@@ -57,9 +57,9 @@ def test_a_good_zone_and_one_that_says_that_it_has_no_ipv6() -> None:
 
 def test_the_ttl_of_an_answer() -> None:
     ttls = Ttls(5, 30)
-    assert ttls.of(standing("a")) == 30
-    assert ttls.of(replace(standing("a"), stable_s=12.5)) == 13
+    assert ttls.of(entry_health("a")) == 30
+    assert ttls.of(replace(entry_health("a"), stable_s=12.5)) == 13
     for state in (State.SUSPECT, State.DOWN, State.DRAINED, State.UNKNOWN):
-        assert ttls.of(standing("a", state)) == 5
-    assert ttls.of(standing("a", share=0.5)) == 5
+        assert ttls.of(entry_health("a", state)) == 5
+    assert ttls.of(entry_health("a", share=0.5)) == 5
     assert ttls.of(None) == 5

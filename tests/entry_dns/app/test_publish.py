@@ -11,12 +11,12 @@ from entry_dns.answers.zones import Ttls, view
 from entry_dns.app import main
 from entry_dns.app.config import DnsConfig
 from entry_dns.app.publish import Publisher, shown, write_once
-from entry_dns.fleet.standing import State
+from entry_dns.fleet.entry_health import State
 from entry_dns.links.updates import UpdateError
 from farhop.config import load
 from farhop.store.contract import StoreUnreachable
 from farhop_lab.memory_store import MemoryStore
-from tests.entry_dns.conftest import NAMES, PLAN, standing, unconfined, world
+from tests.entry_dns.conftest import NAMES, PLAN, entry_health, unconfined, world
 from topology.law import Law
 from topology.load import shipped
 
@@ -42,8 +42,8 @@ class Log:
         self.lines.append(problem)
 
 
-def made(**standings):
-    listed = [standings.get(name, standing(name)) for name in NAMES]
+def made(**healths):
+    listed = [healths.get(name, entry_health(name)) for name in NAMES]
     return view([PLAN], Law(world()), unconfined(), listed, Ttls(5, 30), 3, 1)
 
 
@@ -57,9 +57,9 @@ async def test_a_published_record_is_written_again_only_when_it_changes(zone) ->
     assert await publisher(*made())
     assert await publisher(*made())
     assert zone.writes == 1
-    assert await publisher(*made(tokyo=standing("tokyo", State.DOWN)))
+    assert await publisher(*made(tokyo=entry_health("tokyo", State.DOWN)))
     assert zone.writes == 2
-    assert zone.holds == records_of(*made(tokyo=standing("tokyo", State.DOWN)))
+    assert zone.holds == records_of(*made(tokyo=entry_health("tokyo", State.DOWN)))
 
 
 async def test_a_failed_write_is_logged_once_and_tried_again(zone) -> None:

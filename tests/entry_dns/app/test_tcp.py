@@ -49,7 +49,7 @@ async def ended(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_questions_one_after_another_and_a_bound_on_connections() -> None:
+async def test_a_connection_serves_many_questions_and_connections_are_bounded() -> None:
     async with serving(1) as (server, port):
         reader, writer = await connect(port)
         writer.write(FRAMED * 3)

@@ -5,13 +5,13 @@ import pytest
 
 from entry_dns.answers.prepare import ClientLocation
 from entry_dns.app.where import where
-from tests.entry_dns.conftest import NAMES, atlas, standing, unconfined, world
+from tests.entry_dns.conftest import NAMES, atlas, entry_health, unconfined, world
 from topology.law import Law
 
 
 def ask(client: str, tenant: str = "", known=None, **how):
     known = atlas(world()) if known is None else known
-    return where(client, tenant, known, Law(world()), [standing(name) for name in NAMES], 3, **how)
+    return where(client, tenant, known, Law(world()), [entry_health(name) for name in NAMES], 3, **how)
 
 
 def test_where_shows_the_entry_the_reason_and_the_network() -> None:
@@ -31,7 +31,7 @@ def test_entries_excluded_by_the_law_are_shown_as_such() -> None:
     assert confined["frankfurt"]["why"] == "the client's network is confined to other places"
 
 
-def test_what_is_known_of_the_address() -> None:
+def test_where_says_whether_an_address_is_private_or_in_no_list() -> None:
     assert "no list holds" in ask("8.8.8.8")["known"]
     assert "private" in ask("10.0.0.1")["known"]
 

@@ -14,16 +14,16 @@ from entry_dns.answers.snapshot import encode
 from entry_dns.answers.zones import Ttls, view
 from entry_dns.app.counters import Counters
 from entry_dns.app.worker import NICE, Settings, Task, responder
-from entry_dns.fleet.standing import State
+from entry_dns.fleet.entry_health import State
 from entry_dns.links.view_file import write
-from tests.entry_dns.conftest import NAMES, PLAN, standing, unconfined, world
+from tests.entry_dns.conftest import NAMES, PLAN, entry_health, unconfined, world
 from topology.law import Law
 
 DEADLINE_S = 60.0
 
 
-def put(path, **standings) -> None:
-    listed = [standings.get(name, standing(name)) for name in NAMES]
+def put(path, **healths) -> None:
+    listed = [healths.get(name, entry_health(name)) for name in NAMES]
     write(path / "view", encode(*view([PLAN], Law(world()), unconfined(), listed, Ttls(5, 30), 3, 1)))
 
 
@@ -65,7 +65,7 @@ def test_a_worker_answers_by_the_view_in_force_and_counts(tmp_path) -> None:
 
             until("192.0.2.1")
             me.sendto(b"nonsense", at)
-            put(tmp_path, virginia=standing("virginia", State.DOWN))
+            put(tmp_path, virginia=entry_health("virginia", State.DOWN))
             counters.raise_version()
             until("192.0.2.2")
             end = time.monotonic() + DEADLINE_S
@@ -78,7 +78,7 @@ def test_a_worker_answers_by_the_view_in_force_and_counts(tmp_path) -> None:
             process.wait()
 
 
-def test_by_tcp_no_rate_holds() -> None:
+def test_there_is_no_rate_limit_over_tcp() -> None:
     settings = Settings((bytes(16),), b"x", 100, 2)
     assert responder(settings).rate == 100
     assert responder(settings, udp=False).rate == 0

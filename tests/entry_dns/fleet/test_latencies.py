@@ -52,7 +52,7 @@ RTT = st.floats(0.1, 400)
     st.dictionaries(st.sampled_from(NAMES), RTT, min_size=1),
     st.floats(0, 300),
 )
-def test_a_correction_is_bounded_and_whole(predicted, measured, bound: float) -> None:
+def test_a_latency_correction_covers_all_entries_and_stays_within_its_bound(predicted, measured, bound: float) -> None:
     costs, why = judge(NAMES, predicted, measured, wire_ms, LearningConfig(correction_max_ms=bound))
     if not costs:
         assert why
@@ -67,7 +67,7 @@ def report(region: str, ms: float, samples: int = 8, instance: str = "g1", netwo
     return LatencyReport(region=region, instance=instance, networks={network: Latency(ms, samples)})
 
 
-def test_instances_of_a_region_speak_together_and_end_with_their_keys() -> None:
+def test_latencies_of_a_regions_instances_are_combined_and_forgotten_with_their_keys() -> None:
     learned = Learned(CONFIG)
     learned.reported(report("tokyo", 31.7, 2))
     assert learned.read(0.0) == {}, "too few connections"

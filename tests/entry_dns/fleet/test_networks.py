@@ -62,14 +62,14 @@ def test_blocks_cover_the_space_are_apart_and_say_what_the_narrowest_network_say
             assert space.at(address) == last[max(holding, key=lambda network: network.prefixlen)]
 
 
-def test_the_network_half_of_ipv6_is_looked_at() -> None:
+def test_only_the_first_64_bits_of_an_ipv6_address_locate_it() -> None:
     space = spaces([(ip_network("2001:db8:1::/48"), 7), (ip_network("2001:db8:2::/80"), 8)])[6]
     assert BITS[6] == 64
     assert space.at(int(ip_address("2001:db8:1:ffff::1")) >> 64) == 7
     assert space.at(int(ip_address("2001:db8:2::1")) >> 64) == 8
 
 
-def test_grain_changes_no_value() -> None:
+def test_splitting_blocks_to_a_grain_changes_no_value() -> None:
     space = spaces([(ip_network("1.16.0.0/12"), 7)])[4]
     fine = space.grained(16)
     assert len(fine.starts) >= 1 << 16

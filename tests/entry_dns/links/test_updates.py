@@ -64,7 +64,7 @@ async def test_an_update_is_signed_and_replaces_sets() -> None:
     assert added == ["192.0.2.1"]
 
 
-async def test_another_secret_is_one_line() -> None:
+async def test_a_wrong_tsig_secret_is_reported_in_one_line() -> None:
     with pytest.raises(UpdateError, match=r"does not take the TSIG key 'farhop.'"):
         await write(b"another one")
 

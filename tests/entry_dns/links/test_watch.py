@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 from random import Random
 from types import SimpleNamespace
 
+from entry_dns.fleet.entry_health import EntryHealthConfig, EntryHealthTracker, State
 from entry_dns.fleet.latencies import Learned, LearningConfig
-from entry_dns.fleet.standing import StandingConfig, Standings, State
 from entry_dns.links.watch import Watcher
 from farhop.balance.estimate.network_latencies import Latency
 from farhop.store.contract import Change, ChangeKind, Entry, latency_key, report_key
@@ -23,18 +23,18 @@ SAID = {"why": "kernel", "author": "ann", "at": datetime(2026, 5, 1, tzinfo=UTC)
 class Watched:
     def __init__(self) -> None:
         self.now, self.refused = 10.0, []
-        self.standings = Standings(StandingConfig(ramp_s=0.0))
-        self.standings.know({name: name for name in NAMES}, 0.0)
+        self.entry_health = EntryHealthTracker(EntryHealthConfig(ramp_s=0.0))
+        self.entry_health.know({name: name for name in NAMES}, 0.0)
         for name in NAMES:
-            self.standings.probed(name, True, "", 1.0)
+            self.entry_health.probed(name, True, "", 1.0)
         store = MemoryStore(Random(1))
         self.learned = Learned(LearningConfig())
         self.watcher = Watcher(
-            store, "main", world(), self.standings, self.refused.append, lambda: self.now, self.learned
+            store, "main", world(), self.entry_health, self.refused.append, lambda: self.now, self.learned
         )
 
     def of(self, name: str):
-        return next(one for one in self.standings.read(self.now) if one.entry == name)
+        return next(one for one in self.entry_health.read(self.now) if one.entry == name)
 
 
 def put(override, key: str = "") -> Change:
@@ -45,7 +45,7 @@ def test_a_region_s_drain_drains_its_entries_and_ends_with_its_key() -> None:
     one = Watched()
     drain = DrainOverride(region="tokyo", **SAID)
     one.watcher.drains_changed(put(drain))
-    assert [standing.state for standing in one.standings.read(one.now)] == [State.UP, State.UP, State.DRAINED]
+    assert [health.state for health in one.entry_health.read(one.now)] == [State.UP, State.UP, State.DRAINED]
     assert one.of("tokyo").why == "kernel (by ann)"
     one.watcher.drains_changed(Change(ChangeKind.LOST, why="gone"))
     assert one.of("tokyo").state is State.DRAINED
@@ -79,7 +79,7 @@ def test_refused_documents_change_nothing_and_are_counted_by_reason() -> None:
         "override_malformed", "override_misplaced", "override_of_unknown_region", "override_of_unknown_entry",
         "report_malformed",
     ]  # fmt: skip
-    assert {standing.state for standing in one.standings.read(one.now)} == {State.UP}
+    assert {health.state for health in one.entry_health.read(one.now)} == {State.UP}
 
 
 def test_latencies_measured_by_entries_are_used_until_their_key_is_deleted() -> None:

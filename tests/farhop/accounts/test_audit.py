@@ -119,7 +119,7 @@ def test_the_common_fields_of_decisions_are_bounded(tmp_path: Path, monkeypatch:
     assert kinds(tmp_path).count("decision") == 50
 
 
-def test_a_journal_of_before_is_taken_in(tmp_path: Path) -> None:
+def test_a_journal_in_the_former_crc_format_is_recovered_up_to_its_first_fault(tmp_path: Path) -> None:
     """Its frames had a CRC-32; now they have the beginning of the leaf hash. One that was changed ends it."""
     written(tmp_path, 10)
     size, entry = files_at(tmp_path).checkpoint().size, b'{"kind":"decision","at":"","id":"crc"}'

@@ -106,7 +106,9 @@ def test_a_step_of_the_wall_clock_deletes_nothing_until_it_has_held_for_a_day(tm
     files.close()
 
 
-def test_a_full_disk_loses_nothing_that_it_can_wait_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_a_full_disk_refused_are_written_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a write that a full disk cut short nothing stays, and the same lines are written later."""
     real, full = os.write, [False]
 

@@ -65,7 +65,7 @@ def test_roots_and_proofs_are_those_of_another_implementation(size: int, data: A
 
 @given(st.integers(2, 600), st.randoms())
 @settings(max_examples=40)
-def test_no_other_proof_holds(size: int, rng: Random) -> None:
+def test_altered_inclusion_and_consistency_proofs_do_not_verify(size: int, rng: Random) -> None:
     root = tlog.tree_hash(BIG.read, 0, size)
     index, old = rng.randrange(size), rng.randrange(1, size)
     leaf, path = tlog.leaf_hash(b"entry %d" % index), tlog.inclusion_proof(BIG.read, index, size)
@@ -81,7 +81,7 @@ def test_no_other_proof_holds(size: int, rng: Random) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 255, 256, 257, 512, 1300])
-def test_the_right_edge_knows_the_root(size: int) -> None:
+def test_the_root_computed_from_the_stored_right_edge_is_right(size: int) -> None:
     stored = Stored(size)
     assert stored.tree.root() == (OTHER.get_root(size) if size else tlog.EMPTY_ROOT)
 

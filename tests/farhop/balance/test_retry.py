@@ -21,7 +21,9 @@ def spent_budget() -> RetryBudget:
 @pytest.mark.parametrize("outcome", catalogue(), ids=lambda outcome: outcome.reason)
 @given(attempts=st.integers(1, 20), transport_retries=st.integers(0, 5))
 @settings(max_examples=20, deadline=None, derandomize=True)
-def test_every_outcome_keeps_the_rule(outcome: Outcome, attempts: int, transport_retries: int) -> None:
+def test_a_retry_is_allowed_by_outcome_attempts_and_budget_alone(
+    outcome: Outcome, attempts: int, transport_retries: int
+) -> None:
     for budget in (RetryBudget(()), spent_budget()):
         may = may_redispatch(outcome, attempts, transport_retries, budget)
         if not outcome.retryable or attempts >= ATTEMPTS_MAX:

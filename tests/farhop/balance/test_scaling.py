@@ -74,7 +74,7 @@ def test_a_single_region_takes_no_load_from_others() -> None:
 
 
 @given(LOADS, st.integers(0, 80), st.integers(1, 30))
-def test_a_constant_load_never_moves_it_both_ways(load: float, present: int, every_s: int) -> None:
+def test_under_constant_load_the_desired_replicas_change_at_most_once(load: float, present: int, every_s: int) -> None:
     """Whatever was there before: it goes one way, and then stays."""
     made, seen = DesiredReplicas(BOUNDS), []
     for n in range(1200 // every_s):
@@ -87,7 +87,7 @@ def test_a_constant_load_never_moves_it_both_ways(load: float, present: int, eve
 
 
 @given(st.floats(1.0, 20.0), st.integers(0, 2**32))
-def test_noise_does_not_shake_it(load: float, seed: int) -> None:
+def test_a_load_that_wavers_by_a_tenth_hardly_changes_the_desired_replicas(load: float, seed: int) -> None:
     """Of a load that wavers by a tenth around its mean: hardly any change in an hour once it has found its size."""
     rng, made, seen = Random(seed), DesiredReplicas(BOUNDS), []
     for second in range(0, 4200, 5):
@@ -107,7 +107,7 @@ def test_a_higher_load_never_asks_for_fewer_replicas(a: float, b: float) -> None
     assert low.desired <= high.desired
 
 
-def test_up_at_once_and_down_slowly() -> None:
+def test_the_desired_replicas_rise_at_once_and_fall_after_a_delay() -> None:
     made = signal()
     for second in range(60, 120):
         made.observe(7.0, 0, float(second))

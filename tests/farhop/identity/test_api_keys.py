@@ -12,7 +12,7 @@ from farhop.identity import api_keys
 from farhop.identity.api_keys import TOO_LONG, TWO_CALLERS, Keyring, Principal, bearer, digest
 
 
-class Book:
+class CountingLookup:
     """A lookup that counts how often it is asked."""
 
     def __init__(self, *plain: str) -> None:
@@ -54,22 +54,22 @@ def test_the_longest_key_is_512_characters():
 
 
 def test_a_known_key_is_looked_up_once():
-    book = Book("sk-1")
-    ring = Keyring(book)
+    lookup = CountingLookup("sk-1")
+    ring = Keyring(lookup)
     assert ring.identify(b"Bearer sk-1") == Principal("acme", "of-sk-1", ("eu",))
     assert ring.identify(b"Bearer sk-1") == Principal("acme", "of-sk-1", ("eu",))
-    assert book.asked == 1
+    assert lookup.asked == 1
 
 
 def test_a_missing_key_and_an_unknown_key_are_distinguished():
-    ring = Keyring(Book("sk-1"))
+    ring = Keyring(CountingLookup("sk-1"))
     assert ring.identify(None) is MISSING_KEY
     assert ring.identify(b"Basic c2s6MQ==") is MISSING_KEY
     assert ring.identify(b"Bearer sk-2") is UNKNOWN_KEY
 
 
 def test_two_keys_must_be_of_one_caller_and_a_placeholder_is_none():
-    ring = Keyring(Book("sk-1", "sk-2"))
+    ring = Keyring(CountingLookup("sk-1", "sk-2"))
     first = ring.identify(b"Bearer sk-1")
     assert ring.identify(b"Bearer sk-1", b"sk-1") == first
     assert ring.identify(b"Bearer sk-1", b"no_issued_key") == first
@@ -79,35 +79,35 @@ def test_two_keys_must_be_of_one_caller_and_a_placeholder_is_none():
 
 
 def test_a_refusal_is_not_remembered():
-    book = Book()
-    ring = Keyring(book)
+    lookup = CountingLookup()
+    ring = Keyring(lookup)
     assert ring.identify(b"Bearer sk-1") is UNKNOWN_KEY
-    book.known[digest("sk-1")] = "sk-1"
+    lookup.known[digest("sk-1")] = "sk-1"
     assert ring.identify(b"Bearer sk-1") == Principal("acme", "of-sk-1", ("eu",))
 
 
 def test_a_revoked_key_is_unknown_at_once():
-    ring = Keyring(Book("sk-1"))
+    ring = Keyring(CountingLookup("sk-1"))
     assert isinstance(ring.identify(b"Bearer sk-1"), Principal)
-    ring.replace(Book("sk-2"))
+    ring.replace(CountingLookup("sk-2"))
     assert ring.identify(b"Bearer sk-1") is UNKNOWN_KEY
 
 
 def test_the_memo_is_bounded_and_forgets_the_oldest(monkeypatch):
     monkeypatch.setattr(api_keys, "MEMO_MAX", 2)
-    book = Book("a", "b", "c")
-    ring = Keyring(book)
+    lookup = CountingLookup("a", "b", "c")
+    ring = Keyring(lookup)
     for key in (b"a", b"b", b"c", b"c", b"b"):
         ring.identify(b"Bearer " + key)
-    assert book.asked == 3
+    assert lookup.asked == 3
     ring.identify(b"Bearer a")
-    assert book.asked == 4
+    assert lookup.asked == 4
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.binary(max_size=600))
 def test_no_header_raises(header):
-    assert Keyring(Book()).identify(header) in (MISSING_KEY, UNKNOWN_KEY)
+    assert Keyring(CountingLookup()).identify(header) in (MISSING_KEY, UNKNOWN_KEY)
 
 
 @given(st.text(api_keys.BASE62, min_size=30, max_size=30), st.integers(3, 38), st.sampled_from(api_keys.BASE62))

@@ -149,7 +149,7 @@ def test_no_token_is_missing(token):
     assert verifier().verify(token, NOW_MS) is HOP_MISSING
 
 
-def test_pieces_taken_away_or_added_are_forged():
+def test_a_truncated_or_extended_token_is_refused():
     token = signer().sign(CLAIMS)
     for cut in (1, 10, 44, len(token) - 3):
         assert verifier().verify(token[:-cut], NOW_MS) in (HOP_FORGED, HOP_MISADDRESSED)
@@ -289,7 +289,7 @@ def test_a_refused_key_is_not_in_the_message():
     assert "tooshortsecret" not in str(refused.value)
 
 
-def test_a_full_memory_is_not_looked_through_for_each_that_finds_it_full() -> None:
+def test_a_full_replay_cache_is_not_scanned_for_every_token() -> None:
     uses = ReplayCache(3)
     for mac, until_ms in ((b"a", 9_000.0), (b"b", 1_050.0), (b"c", 9_000.0)):
         assert uses.take(mac, until_ms, 0.0, HOP_USED) is None

@@ -104,7 +104,7 @@ def test_claims_are_read_by_their_configured_names() -> None:
         assert f"claim `{name}` is not there, or not " in detail
 
 
-def test_an_issuer_speaks_for_its_own_tenants_alone() -> None:
+def test_a_token_is_refused_for_a_tenant_its_issuer_may_not_name() -> None:
     keyring = JwtKeyring()
     assert keyring(signed(tenant="globex")).tenant == "globex"
     for tenant in ("other", "", "*", None, 7, ["acme"], "x" * 300):
@@ -215,7 +215,7 @@ def resigned(change: Callable[[int, int], tuple[int, int]]) -> str:
     "change",
     [lambda r, s: (0, 0), lambda r, s: (P256, P256), lambda r, s: (1, 1), lambda r, s: (r, 0), lambda r, s: (s, r)],
 )  # fmt: skip
-def test_signatures_that_any_text_would_have_are_none(change: Any) -> None:
+def test_degenerate_signatures_are_refused(change: Any) -> None:
     assert JwtKeyring().why(resigned(change))[0] is UNKNOWN_KEY
 
 
@@ -230,7 +230,7 @@ def test_a_token_that_is_too_long_is_refused_unread() -> None:
     assert JwtKeyring().why(signed(pad="x" * 8192))[0] is MISSING_KEY
 
 
-def test_keys_go_on_beside_tokens() -> None:
+def test_plain_api_keys_are_still_handled_beside_jwt_tokens() -> None:
     keyring = JwtKeyring()
     assert keyring("sk-nobody") is UNKNOWN_KEY
     assert keyring("x" * 600) is TOO_LONG
@@ -262,7 +262,7 @@ def test_a_long_token_is_verified_again_each_minute(monkeypatch: pytest.MonkeyPa
     assert len(verified) == 2
 
 
-def test_other_keys_end_what_was_remembered() -> None:
+def test_a_removed_signing_key_ends_the_cached_tokens_it_signed() -> None:
     keyring, token = JwtKeyring(), signed()
     assert keyring(token).tenant == "acme"
     assert not keyring.tokens.publish("corp", read_keys(document(*map(jwk, ("RS256", "ES256", "ES384", "EdDSA")))))
@@ -290,7 +290,7 @@ TOKENS = {kind: signed(kind) for kind in ("RS256", "ES256", "EdDSA")}
 
 @given(st.sampled_from(sorted(TOKENS)), st.integers(0, 10_000), st.integers(0, 255))
 @example("RS256", len(TOKENS["RS256"]) - 1, ord("A"))
-def test_no_token_with_another_byte_is_anybodys(kind: str, at: int, byte: int) -> None:
+def test_a_token_with_any_byte_changed_identifies_nobody(kind: str, at: int, byte: int) -> None:
     """Nor the spare bits of base64's last character: two texts of one token would be remembered twice."""
     token = bytearray(TOKENS[kind].encode())
     at %= len(token)
@@ -302,7 +302,7 @@ def test_no_token_with_another_byte_is_anybodys(kind: str, at: int, byte: int) -
 
 
 @pytest.mark.parametrize("kind", sorted(TOKENS))
-def test_the_last_character_has_one_text(kind: str) -> None:
+def test_only_one_spelling_of_the_last_base64_character_is_accepted(kind: str) -> None:
     token, keyring = TOKENS[kind], JwtKeyring()
     for last in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_=+/":
         assert isinstance(keyring(token[:-1] + last), Principal) == (last == token[-1])
@@ -354,7 +354,7 @@ def test_a_key_that_makes_forgeries_expensive_is_skipped(bits: int) -> None:
         read_keys(document(dear))
 
 
-def test_a_key_of_an_endless_name_is_passed_over() -> None:
+def test_a_key_with_an_overlong_key_id_is_ignored() -> None:
     assert read_keys(document(jwk("RS256", "k" * 257), jwk("ES256"))).keys() == {"ES256"}
 
 
@@ -375,7 +375,7 @@ def test_a_token_need_not_name_the_only_key_of_its_issuer() -> None:
     assert "kid" in keyring.why(unnamed)[1]
 
 
-def test_two_headers_of_one_token_are_known_apart() -> None:
+def test_two_spellings_of_the_authorization_header_are_cached_separately() -> None:
     keyring, token = JwtKeyring(), signed()
     for scheme in (b"Bearer ", b"bearer  "):
         header = scheme + token.encode()

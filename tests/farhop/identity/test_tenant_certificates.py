@@ -47,7 +47,7 @@ def test_a_certificate_identifies_a_tenant_by_its_only_uri(authority: Authority)
     assert isinstance(tenants.identify(b"no certificate"), NotIdentified)
 
 
-def test_one_that_ends_on_its_connection_is_nobodys_from_then_on(authority: Authority) -> None:
+def test_an_expired_certificate_is_refused_even_if_the_clock_is_set_back(authority: Authority) -> None:
     clock, one = Clock(), certificate(authority, URI)
     tenants, ends_s = TenantCertificates({URI: ACME}, lambda: clock.now_s), one.not_valid_after_utc.timestamp()
     clock.now_s = ends_s - 1

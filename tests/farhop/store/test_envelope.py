@@ -41,7 +41,7 @@ def why(known: Keys, place: str, value: bytes) -> str:
     return caught.value.reason
 
 
-def test_what_is_sealed_is_shown_as_it_is_and_opened_as_it_was() -> None:
+def test_a_signed_document_stays_readable_and_opens_unchanged() -> None:
     value = OPS.seal(LAW_KEY, DOCUMENT)
     assert json.loads(value)["document"] == json.loads(DOCUMENT)
     opened = keys("law").open(LAW_KEY, value)
@@ -84,7 +84,7 @@ def test_a_key_may_sign_what_it_is_configured_for_and_one_regions_alone() -> Non
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
-def test_no_byte_of_it_may_differ(data: st.DataObject) -> None:
+def test_a_signed_document_with_a_changed_byte_is_refused(data: st.DataObject) -> None:
     value = bytearray(OPS.seal(LAW_KEY, DOCUMENT))
     at = data.draw(st.integers(0, len(value) - 1))
     value[at] ^= data.draw(st.integers(1, 255))
@@ -100,7 +100,7 @@ def test_no_byte_of_it_may_differ(data: st.DataObject) -> None:
     b'{"envelope":1,"key":"ops","signature":"not base64!","document":{}}', b'{"envelope":1,\xff',
     b'{"envelope":1,' + b'"document":' + b"[" * 100_000,
 ])  # fmt: skip
-def test_what_begins_as_one_and_is_none_counts_nowhere(value: bytes) -> None:
+def test_a_malformed_envelope_is_refused_under_any_configuration(value: bytes) -> None:
     assert why(keys("law"), LAW_KEY, value) in ("malformed", "bad_signature")
     assert isinstance(bare(value), bytes)
 

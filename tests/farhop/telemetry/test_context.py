@@ -52,7 +52,7 @@ def test_a_later_version_is_read_as_far_as_known_and_sent_on_as_00(tail):
         b"cc-%b-%b-01-%b" % (TRACE, SPAN, b"x" * 300),
     ],
 )
-def test_anything_else_is_no_parent(header):
+def test_an_invalid_traceparent_header_is_ignored(header):
     assert read(header) is None
 
 

@@ -150,6 +150,6 @@ def test_faults_remembered_are_bounded_and_none_is_lost_unlogged(out, throttled,
 
 
 @pytest.mark.parametrize("every_s", [0.0, -1.0, float("nan")])
-def test_a_period_must_be_one(out, clock, every_s):
+def test_a_throttle_period_must_be_above_zero(out, clock, every_s):
     with pytest.raises(LogError, match="above zero"):
         Throttled(logs.get("x"), every_s, clock)

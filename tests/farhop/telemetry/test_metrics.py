@@ -194,7 +194,7 @@ def test_a_gauge_with_too_many_values_is_cut(metrics):
     assert len(scraped(metrics, "farhop_wait_ms")) == module.TARGETS_MAX
 
 
-def test_two_tiers_in_one_process_do_not_meet():
+def test_metrics_of_two_tiers_in_one_process_are_separate():
     first, second = TierMetrics("global", "virginia", "g1"), TierMetrics("regional", "tokyo", "r1")
     serve(first)
     own = f'farhop_build_info{{balancer="r1",region="tokyo",tier="regional",version="{release()}"}} 1.0'
@@ -211,7 +211,7 @@ def test_the_content_type_is_prometheus_text():
     assert module.CONTENT_TYPE.startswith("text/plain; version=0.0.4")
 
 
-def test_versions_are_counted_by_why_and_code_and_bounded(metrics, monkeypatch):
+def test_requests_by_version_are_counted_by_split_reason_and_code_and_bounded(metrics, monkeypatch):
     metrics.versioned("v1", "session", 200, 0.25)
     metrics.versioned("v1", "session", 200, None)
     metrics.versioned("v1", "session", 0, -1.0)

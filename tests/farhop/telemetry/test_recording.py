@@ -45,7 +45,7 @@ def serve_one(global_tier: Tracing, regional_tier: Tracing, rng: random.Random) 
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-async def test_parents_hold_over_both_tiers(collector, monkeypatch, compression):
+async def test_spans_of_both_tiers_form_one_tree(collector, monkeypatch, compression):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", compression)
     above = Tracing("farhop-global", "virginia", "g1")
     below = Tracing("farhop-regional", "frankfurt", "r1")

@@ -21,7 +21,7 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def test_each_has_its_own_options():
+def test_each_benchmark_has_exactly_its_own_options():
     commands = typer.main.get_command(bench.app).commands
     assert {name: {one.name for one in made.params} - {"as_json"} for name, made in commands.items()} == OPTIONS
     assert all("as_json" in {one.name for one in made.params} for made in commands.values())

@@ -28,7 +28,7 @@ def test_a_length_without_a_unit_is_refused(cli, arguments, message):
     assert message in cli.failed(cli.run(*arguments), 2)
 
 
-def test_engines_are_named_as_often_as_there_are_some(cli, monkeypatch):
+def test_the_engine_option_may_be_repeated(cli, monkeypatch):
     asked = []
     monkeypatch.setattr(up, "run", lambda options: asked.append(options.engines))
     cli.run("up", "--engine", "tokyo=http://a:1", "--engine", "paris=http://b:1")

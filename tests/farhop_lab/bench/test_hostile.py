@@ -17,7 +17,7 @@ def test_bodies_are_of_one_size_and_the_plain_one_is_first() -> None:
         assert 0.5 * (1 << 16) < len(body) < 3 * (1 << 16), what
 
 
-def test_the_bounds() -> None:
+def test_the_hostile_report_holds_only_within_its_bounds() -> None:
     rows = [Row("plain prompt", 2.0, 200), Row("a", 5.0, 400), Row("b", 6.0, 200)]
     assert HostileReport(rows, 1.0, 10.0, 20.0).worst.what == "b"
     assert HostileReport(rows, 1.0, 10.0, 20.0).holds

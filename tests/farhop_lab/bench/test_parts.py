@@ -13,7 +13,7 @@ from farhop_lab.bench import parts, tiers
 # region has confirmed.
 # Lower them with every change that saves something; to raise one is to say in its commit what it buys.
 FRAMES_MAX = {"farhop regional": (195, 12), "both tiers": (405, 24)}
-C_CALLS_MAX = {"farhop regional": (297, 22), "both tiers": (650, 44)}
+C_CALLS_MAX = {"farhop regional": (297, 22), "both tiers": (650, 45)}
 ROUNDS_MAX = 12  # what the machine does beside only adds, so of each function the fewest count; within bounds is enough
 
 

@@ -28,7 +28,7 @@ def test_more_streams_than_files() -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-async def test_ours_as_shipped(monkeypatch: pytest.MonkeyPatch, tls: bool) -> None:
+async def test_the_relay_benchmark_measures_the_shipped_balancer(monkeypatch: pytest.MonkeyPatch, tls: bool) -> None:
     monkeypatch.setattr(wrk, "find", lambda: None)  # its runs last a second at least
     monkeypatch.setattr(relay, "_SETTLE_S", 0.1)
     found = await relay.measure(msgspec.structs.replace(TINY, tls=tls), ["regional"])
@@ -53,7 +53,7 @@ async def test_a_missing_proxy_is_named_and_a_broken_one_reported(monkeypatch: p
     assert seen == ["round 1 of 1, Broken"]
 
 
-async def test_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_relay_benchmark_out_of_time_names_the_option_to_measure_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "SUBJECTS", relay.PROXIES[:1])
     found = await relay.measure(msgspec.structs.replace(TINY, limit_s=-1.0))
     assert found.rounds == 0

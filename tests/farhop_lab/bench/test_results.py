@@ -67,7 +67,7 @@ def test_document_holds_ratios_and_figures() -> None:
     assert document(msgspec.structs.replace(found, rows=[]))["ratios"] == {}
 
 
-def test_the_plan_asked_for() -> None:
+def test_the_benchmark_plan_follows_its_options() -> None:
     assert planned() == Plan()
     assert planned(quick=True).limit_s == 60.0
     assert planned(quick=True, idle_streams=10_000).idle_streams == 10_000

@@ -54,6 +54,6 @@ async def test_a_short_run_over_both_tiers() -> None:
     ("url", "says"),
     [("https://x:1", "--engine: give an origin"), ("http://127.0.0.1:1", "--engine: http://127.0.0.1:1/v1/models: ")],
 )
-async def test_an_engine_that_is_none(url: str, says: str) -> None:
+async def test_an_unusable_engine_url_is_reported(url: str, says: str) -> None:
     with pytest.raises(BenchError, match=says):
         await ttft.measure(1, ttft.Engine(url), ttft.MODES[:1])

@@ -29,7 +29,7 @@ def test_incomplete_output_of_wrk_is_refused(output: str) -> None:
         wrk.read(output)
 
 
-def test_whole_seconds_at_least_one() -> None:
+def test_wrk_runs_for_whole_seconds_and_at_least_one() -> None:
     assert "-d1s" in wrk.command("wrk", "s.lua", "http://h:1", 32, 0.2)
     assert "-d3s" in wrk.command("wrk", "s.lua", "http://h:1", 32, 2.6)
 

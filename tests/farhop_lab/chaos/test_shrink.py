@@ -34,7 +34,7 @@ def test_one_cause_is_all_that_is_left_as_short_as_it_still_fails() -> None:
     assert shrunk(BIG, fails) == short
 
 
-def test_two_causes_keep_their_distance() -> None:
+def test_shrinking_keeps_the_distance_of_two_faults_that_fail_together() -> None:
     def fails(one: Schedule) -> bool:
         whats = {fault.what: fault for fault in one.faults}
         return {"slow", "kill"} <= whats.keys() and whats["kill"].at_s - whats["slow"].at_s == 7.5

@@ -37,7 +37,7 @@ def test_after_random_faults_all_is_as_before(seed: int) -> None:
     assert findings(schedule.drawn(seed)) == []
 
 
-def test_nothing_broken_leaves_nothing_and_equal_schedules_are_equal_trials() -> None:
+def test_a_trial_without_faults_has_no_findings_and_is_reproducible() -> None:
     quiet = Schedule(4, regions=2, replicas=1)
     first, again = trial.run(quiet), trial.run(quiet)
     assert first.findings == ()

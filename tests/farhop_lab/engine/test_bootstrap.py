@@ -72,7 +72,7 @@ async def test_decode_engine_gives_the_answer_of_one_engine(
     await two.at_rest()
 
 
-async def test_streams_meet_as_well(pair: Callable[..., Awaitable[Pair]]) -> None:
+async def test_prefill_and_decode_streams_meet_in_a_room(pair: Callable[..., Awaitable[Pair]]) -> None:
     two = await pair()
     first, second = await asyncio.gather(
         two.prefill.events(COMPLETION, **two.asked()), two.decode.events(COMPLETION, **two.asked())
@@ -91,7 +91,7 @@ async def test_request_without_a_bootstrap_room_is_refused(pair: Callable[..., A
         assert found.status == 400
 
 
-async def test_several_answers_have_no_one_room(pair: Callable[..., Awaitable[Pair]]) -> None:
+async def test_several_answers_with_a_bootstrap_room_are_refused(pair: Callable[..., Awaitable[Pair]]) -> None:
     two = await pair()
     async with two.prefill.post(COMPLETION, **two.asked(n=2)) as found:
         assert (found.status, (await found.json())["error"]["param"]) == (400, "n")

@@ -207,7 +207,7 @@ async def test_a_stream_over_http_1_0_is_refused(replica: Start) -> None:
     assert b"HTTP/1.1" in answer.split(b"\r\n\r\n")[1]
 
 
-async def test_the_small_paths(replica: Start) -> None:
+async def test_the_emulated_engine_serves_health_version_and_models(replica: Start) -> None:
     client = await replica(kv_blocks=64)
     async with client.session.get(client.url + "/health") as response:
         assert (response.status, await response.read()) == (200, b"")

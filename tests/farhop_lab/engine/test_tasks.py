@@ -38,7 +38,7 @@ async def test_embeddings_take_the_time_of_their_prefill_and_generate_nothing(re
     assert metrics["vllm:kv_cache_usage_perc"] == 0
 
 
-async def test_rankings(replica: Start) -> None:
+async def test_the_emulated_engine_serves_rerank_and_score(replica: Start) -> None:
     client = await replica()
     documents = ["the cat", "a dog"]
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
@@ -50,7 +50,7 @@ async def test_rankings(replica: Start) -> None:
         assert [one["index"] for one in answer["data"]] == [0, 1]
 
 
-async def test_the_tokenizer(replica: Start) -> None:
+async def test_the_emulated_engine_serves_tokenize_and_detokenize(replica: Start) -> None:
     client = await replica()
     tokens = await client.ask("/tokenize", model=MODEL, prompt="the sea and")
     assert (tokens["count"], tokens["max_model_len"]) == (3, 16_384)
@@ -61,7 +61,7 @@ async def test_the_tokenizer(replica: Start) -> None:
     assert as_text["choices"][0]["text"] == as_ids["choices"][0]["text"]
 
 
-async def test_sound(replica: Start) -> None:
+async def test_the_emulated_engine_transcribes_audio(replica: Start) -> None:
     client = await replica()
     found: set[str] = set()
     for path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
@@ -89,21 +89,23 @@ async def test_sound(replica: Start) -> None:
         ({"model": MODEL, "file": b"x", "response_format": "srt"}, 400, "response_format"),
     ],
 )
-async def test_sound_that_is_refused(replica: Start, fields: dict[str, Any], status: int, param: str) -> None:
+async def test_invalid_audio_requests_are_refused(
+    replica: Start, fields: dict[str, Any], status: int, param: str
+) -> None:
     client = await replica()
     async with client.session.post(client.url + "/v1/audio/transcriptions", data=_form(**fields)) as response:
         assert response.status == status
         assert (await response.json())["error"]["param"] == param
 
 
-async def test_a_form_that_is_none(replica: Start) -> None:
+async def test_a_malformed_multipart_form_is_refused(replica: Start) -> None:
     client = await replica()
     headers = {"content-type": "multipart/form-data; boundary=a"}
     async with client.session.post(client.url + "/v1/audio/transcriptions", data=b"x", headers=headers) as response:
         assert response.status == 400
 
 
-async def test_triton(replica: Start) -> None:
+async def test_the_emulated_engine_serves_tritons_generate_and_infer(replica: Start) -> None:
     client = await replica()
     path = f"/v2/models/{MODEL}"
     whole = await client.ask(path + "/generate", text_input="the sea", max_tokens=9, ignored=True)

@@ -38,7 +38,7 @@ def test_text_is_unchanged_and_tokens_are_the_tokenizers(tokenizer: Path) -> Non
     assert sequence.total_tokens == 70
 
 
-def test_ids_that_were_given_stay(tokenizer: Path) -> None:
+def test_token_ids_given_by_the_client_are_kept(tokenizer: Path) -> None:
     assert EngineTokenizer(tokenizer).tokenized(EngineRequest(b"x", ids=b"\0\0\0\7")).ids == b"\0\0\0\7"
 
 

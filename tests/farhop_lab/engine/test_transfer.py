@@ -129,7 +129,7 @@ async def test_the_kv_of_a_stream_is_not_offered(replica: Start) -> None:
     await _until_none_is_held(client)
 
 
-async def test_several_answers_have_no_one_place(replica: Start) -> None:
+async def test_several_answers_with_kv_transfer_are_refused(replica: Start) -> None:
     client = await replica()
     async with client.post(
         CHAT, messages=[{"role": "user", "content": "hi"}], n=2, kv_transfer_params=PREFILL

@@ -39,7 +39,7 @@ def through(values: list[Any], *, file: bool = False, **more: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)  # a set's repr differs by process
-def test_a_value_comes_back(value: Any) -> None:
+def test_a_value_survives_encoding_with_its_type(value: Any) -> None:
     (back,) = through([value])
     assert back == value
     assert type(back) is type(value)

@@ -35,6 +35,6 @@ def test_a_process_leaves_what_its_machines_were_given(tmp_path: Path) -> None:
     assert (one.entries, one.diverging) == (1, 0)
 
 
-def test_nothing_is_recorded_unasked(tmp_path: Path) -> None:
+def test_no_history_is_recorded_unless_requested(tmp_path: Path) -> None:
     run(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -61,7 +61,7 @@ def test_numbers_agree_within_rounding() -> None:
     assert not same((1.0, "a"), (1.0 + 1e-6, "a"), 0.0)
 
 
-def test_what_reports_say_today_is_kept_and_another_decision_is_not(
+def test_amending_a_history_keeps_new_report_fields_and_refuses_new_decisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = kept(tmp_path / "a.history")

@@ -37,6 +37,6 @@ def test_error_is_named_with_its_remedy(change: dict[str, object], path: str, wo
     assert words in problem.remedy
 
 
-def test_all_kinds_are_known() -> None:
+def test_every_kind_of_work_is_accepted() -> None:
     for kind in KINDS:
         assert WorkDoc.model_validate({"kind": kind}).kind == kind

@@ -56,7 +56,7 @@ def sent(doc: WorkDoc, seed: int = 1, scale: float = 1.0, days: Any = None, fold
     return clients
 
 
-def test_figures_are_the_kinds_own_with_what_the_file_says() -> None:
+def test_a_kinds_default_figures_are_overridden_by_the_file() -> None:
     chat = figures_of(work(kind="chat", figures={"like": "wildchat", "think_s": 2}))
     assert (chat.name, chat.think_s) == ("wildchat", 2.0)  # type: ignore[union-attr]
     assert figures_of(work(kind="trees", figures={"branch": 4})) == BRANCH_4
@@ -89,7 +89,7 @@ def test_no_request_is_longer_than_is_configured(kind: str) -> None:
             assert all(len(ask.prompt) // 4 + ask.max_tokens <= most for ask in batch)
 
 
-def test_clients_scale_with_the_load_and_know_themselves_apart() -> None:
+def test_the_number_of_clients_scales_with_the_load_and_each_sends_its_own_prompts() -> None:
     doc = work(kind="requests", clients={"tokyo": 4, "virginia": 2})
     clients = sent(doc, scale=1.5)
     assert [region for region, _, _ in clients.closed_] == ["tokyo"] * 6 + ["virginia"] * 3

@@ -201,7 +201,7 @@ def test_no_request_is_sent_after_the_end_and_those_in_flight_are_cut() -> None:
     assert (clients.counts.cut, clients.counts.programs, clients.counts.under_way) == (1, 1, 0)
 
 
-def test_a_client_sleeps_until_it_is_awake() -> None:
+def test_a_closed_client_sends_nothing_before_it_is_awake() -> None:
     service = FakeService()
     service.clients().closed("a", iter([talk(), talk()]), awake=lambda now: max(now, 20.0))
     service.timeline.run(21.5)

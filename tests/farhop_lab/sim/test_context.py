@@ -8,7 +8,7 @@ def context(seed: int = 1) -> SimContext:
     return SimContext(seed, flat(["a"]), Reporting(), Watching())
 
 
-def test_every_part_has_dice_of_its_own_from_the_one_seed() -> None:
+def test_every_part_has_its_own_random_generator_derived_from_the_seed() -> None:
     first, second = context().rng("region a"), context().rng("region b")
     assert first.random() != second.random()
     assert context().rng("region a").random() == context().rng("region a").random()

@@ -76,7 +76,7 @@ def test_a_station_refuses_past_its_line(monkeypatch: pytest.MonkeyPatch) -> Non
     assert station.submit(Recorded(timeline, "one too many")) == 503
 
 
-def test_a_station_that_cannot_be() -> None:
+def test_impossible_station_figures_are_refused() -> None:
     with pytest.raises(ValueError, match="first_s 5"):
         Station(Timeline(), slots=1, service_s=4.0, first_s=5.0, answer_tokens=1)
 

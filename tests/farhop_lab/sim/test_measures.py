@@ -76,7 +76,7 @@ def test_a_refusal_by_a_region_is_one_a_clients_fault_is_not() -> None:
     assert seen.refusals == {("b", "queue_full"): 1}
 
 
-def test_use_over_time() -> None:
+def test_peak_utilisation_is_given_by_region_and_since_a_time() -> None:
     seen = measures()
     seen.use["a"] = [Use(1.0, 2.0, 3.0), Use(2.0, 0.5, 0.8), Use(3.0, 0.7, 0.9)]
     seen.use["b"] = [Use(3.0, 1.0, 1.1)]
@@ -132,7 +132,7 @@ def test_unfinished_returns_the_open_requests() -> None:
     assert seen.unfinished() == [OpenRequest("u", "b", 4.0, id="r2")]
 
 
-def test_a_fate_knows_its_pace() -> None:
+def test_a_record_gives_the_time_per_output_token() -> None:
     found = record("r1", answer_tokens=11, ttft_ms=300.0)  # 1 s in all: 700 ms for ten tokens more
     assert found.tpot_ms == pytest.approx(70.0)
     assert record("r1", answer_tokens=1).tpot_ms is None
@@ -146,7 +146,7 @@ def test_a_regions_use_sums_up_its_engines() -> None:
     assert use_of(2.0, 0.5, 0.75, []) == Use(2.0, 0.5, 0.75)
 
 
-def test_a_hushed_journal_notes_violations_alone() -> None:
+def test_a_journal_set_to_violations_only_records_nothing_else() -> None:
     journal = Journal(Timeline(), keep=True)
     journal.note("m", machine.TimerFired("r1"), [])
     before = journal.digest

@@ -196,7 +196,7 @@ def test_view_of_a_replica_matches_its_state() -> None:
     processes["gpu-3"].command(Fault("xid", xid=79))
 
     def seen() -> list[tuple[str, str]]:
-        healths = [region.flow.replicas.standing.read(f"gpu-{n}", region.relay.clock()) for n in range(5)]
+        healths = [region.flow.replicas.health_tracker.read(f"gpu-{n}", region.relay.clock()) for n in range(5)]
         return [(str(health.state), health.why) for health in healths]
 
     world.run(14.0)
@@ -237,7 +237,7 @@ def test_engine_facts_are_read_as_in_the_relay() -> None:
     busy.command(Fault("oom"))
     (record,) = world.run(2.5).records
     assert record.outcome == "engine_error"
-    assert region.flow.replicas.standing.ejections == {"engine_out_of_memory": 1.0}
+    assert region.flow.replicas.health_tracker.ejections == {"engine_out_of_memory": 1.0}
 
 
 @pytest.mark.parametrize("token_ids", [True, False])

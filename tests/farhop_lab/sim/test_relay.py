@@ -238,7 +238,7 @@ def test_stream_is_moved_only_if_it_can_be_continued(stand: Stand, value: bytes 
     assert stand.journal.violations == 0
 
 
-def test_going_on_from_nothing_is_a_violation(stand: Stand) -> None:
+def test_resuming_a_stream_without_output_is_a_violation(stand: Stand) -> None:
     stand.start(timer(), forward())
     stand.relay.began(stand.active, stand.tries[0], 200)
     stand.flow.says["AttemptFailed"] = [timer(), resume(2)]

@@ -201,7 +201,7 @@ def test_an_xid_is_reported_and_nothing_else_changes(timeline: Timeline, process
     assert job.events[-1][0] == "done"
 
 
-def test_a_station_cannot_break(timeline: Timeline) -> None:
+def test_faults_on_a_station_are_refused(timeline: Timeline) -> None:
     process = ReplicaProcess(timeline, lambda at: Station(at, 1, 1.0, 0.1, 5))
     for breaks in (process.pause, process.stop, lambda: process.command(Fault("slow"))):
         with pytest.raises(ReplicaFaultError, match="GPUs"):

@@ -188,6 +188,6 @@ def test_worlds_of_one_seed_get_the_same_requests_under_every_router() -> None:
 
 
 @pytest.mark.parametrize(("since", "until"), [(5.0, 5.0), (-1.0, 5.0), (6.0, 5.0)])
-def test_windows_that_cannot_be(since: float, until: float) -> None:
+def test_impossible_measurement_windows_are_refused(since: float, until: float) -> None:
     with pytest.raises(ValueError, match="give 0 <= since < until"):
         Window(since, until)

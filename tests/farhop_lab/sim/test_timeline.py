@@ -75,7 +75,7 @@ def test_time_never_runs_backwards() -> None:
 
 
 @pytest.mark.parametrize("at", [nan, inf])
-def test_no_moment_at_all_is_refused(at: float) -> None:
+def test_a_time_that_is_not_finite_is_refused(at: float) -> None:
     with pytest.raises(TimelineError, match="finite"):
         Timeline().at(at, lambda: None)
 

@@ -49,7 +49,7 @@ def test_a_frozen_link_keeps_all_and_delivers_it_in_order_when_healed() -> None:
     assert [what for at, what in sea.got[1:] if at == 2.05] == ["first", "second", "answer", "third"]
 
 
-def test_a_shorter_path_lets_nothing_overtake() -> None:
+def test_messages_stay_in_order_when_the_path_gets_shorter() -> None:
     sea = Sea()
     sea.send("slow")
     sea.wire.set_rtt("a", "b", 10.0)
@@ -61,7 +61,7 @@ def test_a_shorter_path_lets_nothing_overtake() -> None:
     assert sea.wire.rtt_ms("b", "a") == 10.0
 
 
-def test_no_such_wire() -> None:
+def test_unknown_wires_and_negative_delays_are_refused() -> None:
     sea = Sea()
     with pytest.raises(ValueError, match="rtt_ms"):
         sea.wire.set_rtt("a", "b", -1.0)

@@ -154,7 +154,7 @@ def arrive(made: World, rng: Random, entry: str) -> None:
         made.at(made.now + rng.uniform(0.0, 3.0), made.leave, request_id)
 
 
-def test_streams_have_dice_of_their_own() -> None:
+def test_arrivals_do_not_depend_on_the_machines_decisions() -> None:
     """Two worlds whose machines decide differently see the same arrivals: what differs is the machines' doing."""
     near, far = world(4), world(4)
     far.kill("paris")
@@ -194,7 +194,7 @@ def test_a_minute_of_gpus_is_conserved_too() -> None:
     assert measures.outcomes["served"] > 0.8 * measures.arrived
 
 
-def test_the_journal_reads_as_a_story() -> None:
+def test_the_journal_lists_a_requests_events_in_order() -> None:
     made = world(keep_journal=True)
     made.at(5.0, made.arrive, "paris", "t")
     made.run(10.0)

@@ -68,7 +68,7 @@ def test_no_load_is_outstanding_without_unacknowledged_load() -> None:
     assert outstanding("farhop-no-unacknowledged-load") == 0.0
 
 
-def test_the_scores_lack_what_was_taken() -> None:
+def test_an_ablated_router_lacks_the_removed_score_term() -> None:
     plain, first, undrawn, fetching = (
         world(name, {"a": gpus("l4", 1)}).balancers["a"][0].flow.routes.of("t", "llama").policy  # type: ignore[attr-defined]
         for name in ("farhop", "farhop-no-tpot", "farhop-no-tie-draw", "farhop-no-bringing-home")

@@ -35,7 +35,7 @@ def small(text: str = TEXT) -> Scenario:
 
 
 @pytest.mark.parametrize(("router", "load"), [("farhop", 0.5), ("farhop", 3.0), ("omniscient", 3.0)])
-def test_no_router_exceeds_it(router: str, load: float) -> None:
+def test_no_router_exceeds_the_upper_bound(router: str, load: float) -> None:
     scenario = small()
     found = run(scenario.document(), scenario.folder, Key("small", router, load, 1), "r")
     assert 0 < sum(found.good) <= bound.of(scenario, 1, load)
@@ -50,7 +50,7 @@ def test_shared_prefix_is_computed_once() -> None:
     assert all(2000 <= tokens <= 2016 for tokens in own[-4:])
 
 
-def test_a_closed_loop_has_none() -> None:
+def test_a_closed_loop_scenario_has_no_upper_bound() -> None:
     scenario = small(TEXT.replace("per_s", "clients"))
     with pytest.raises(ValueError, match="closed loop"):
         bound.demands(scenario, 1, 1.0)

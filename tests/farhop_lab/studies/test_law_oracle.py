@@ -34,7 +34,7 @@ def test_each_clause_excludes_exactly_its_regions() -> None:
     assert ask("processing", model="sql") == {"paris"}
 
 
-def test_unknown_means_no() -> None:
+def test_the_oracle_allows_nothing_to_unknown_tenants_and_models() -> None:
     assert ask("processing", "9") == set()
     assert ask("processing", who="nobody") == set()
 

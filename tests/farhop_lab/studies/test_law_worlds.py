@@ -73,7 +73,7 @@ def test_violations_of_the_law_are_detected(
     assert any(play([number])[1] for number in range(WORLDS))
 
 
-def test_a_world_is_its_number() -> None:
+def test_a_law_world_is_determined_by_its_number() -> None:
     assert play(range(7, 9)) == play(range(7, 9))
 
 

@@ -32,7 +32,7 @@ class Fleet:
         return Outcome(dict.fromkeys(PEAK, 1.0 if left >= TOGETHER else 0.5), usd)
 
 
-def test_alone_each_region_gets_its_own_least() -> None:
+def test_planning_regions_alone_gives_each_its_least_fleet() -> None:
     planned = Search(PRICES, 0.9, Fleet()).run()
     assert planned.alone.replicas == {"a": 4, "b": 3, "c": 2}
     assert planned.alone.settled
@@ -41,7 +41,7 @@ def test_alone_each_region_gets_its_own_least() -> None:
     assert "no other region" in planned.alone_spare.why
 
 
-def test_together_fewer_are_enough_and_the_dearest_go_first() -> None:
+def test_planning_regions_together_needs_fewer_replicas_and_drops_the_dearest() -> None:
     planned = Search(PRICES, 0.9, Fleet()).run()
     assert planned.together.total == 6
     assert planned.together.usd_per_hour < planned.alone.usd_per_hour

@@ -67,7 +67,7 @@ def test_cell_is_run_again_for_another_recipe_or_a_damaged_file(tmp_path: Path) 
     assert pool.load(job, None) is None
 
 
-def test_a_recipe_is_of_what_matters() -> None:
+def test_a_cells_recipe_depends_only_on_what_changes_its_result() -> None:
     scenario = tiny()
     assert pool.recipe(scenario) == pool.recipe(scenario.but(seeds=9, routers=["skywalker"]))
     assert pool.recipe(scenario) != pool.recipe(scenario.but(duration_s=5.0))

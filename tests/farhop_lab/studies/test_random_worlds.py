@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_number_is_a_world() -> None:
+def test_a_random_world_is_determined_by_its_number() -> None:
     first, again, other = (random_worlds.drawn(n, 1, 5.0) for n in (6, 6, 24))
     assert first.scenario.document() == again.scenario.document()
     assert first.factor == again.factor

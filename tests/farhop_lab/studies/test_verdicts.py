@@ -80,7 +80,7 @@ def test_every_router_is_held_to_the_best_of_the_others() -> None:
         one = next(iter(results.values()))
         return verdicts.Verdict(0, "chat", 0.9, "a", None, None, 0.5, 9.0, one, one, False, False, "", results)
 
-    found = verdicts.standings(
+    found = verdicts.goal_counts(
         [
             world(farhop=(0.90, 100.0), a=(0.895, 110.0), b=(0.5, 50.0)),  # a is level, b the soonest of few
             world(farhop=(0.80, 200.0), a=(0.90, 190.0), b=(0.90, 100.0)),  # of two that are equal, b was the better
@@ -89,4 +89,4 @@ def test_every_router_is_held_to_the_best_of_the_others() -> None:
     assert {name: (one.level, one.soon) for name, one in found.items()} == {
         "farhop": (1, 1), "a": (2, 0), "b": (1, 2),
     }  # fmt: skip
-    assert verdicts.standings([]) == {}
+    assert verdicts.goal_counts([]) == {}

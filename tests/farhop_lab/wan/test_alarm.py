@@ -55,7 +55,7 @@ async def test_alarm_uses_a_kernel_timer_with_nanoseconds_and_no_loop_timer(
     alarm.close()
 
 
-async def test_setting_an_earlier_one_while_one_waits_and_from_within() -> None:
+async def test_an_earlier_alarm_may_be_set_while_another_waits_and_within_a_callback() -> None:
     alarm = Alarm()
     seen: list[str] = []
     done = asyncio.Event()

@@ -77,7 +77,7 @@ async def test_a_reset_while_frozen_is_noticed_after(lab: Any, until: Any) -> No
     await until(lambda: link.stats().connections == 0)
 
 
-async def test_frozen_it_stops_reading_at_its_bound(lab: Any, until: Any) -> None:
+async def test_a_frozen_link_stops_reading_at_its_buffer_bound(lab: Any, until: Any) -> None:
     link = await lab.link(delay_ms=1, limits=LinkLimits(frozen_bytes_max=100_000))
     near, far = await lab.pair(link)
     link.freeze()
@@ -297,7 +297,7 @@ async def test_grpc_goes_through_and_takes_its_time(lab: Any, service: str, opti
 
 
 @pytest.mark.parametrize(("options", "through"), [(by_name, 0), (by_address, 1)])
-async def test_no_proxy_bypasses_the_one_and_not_the_other(
+async def test_no_proxy_bypasses_a_link_configured_by_name_and_not_one_by_address(
     lab: Any, service: str, monkeypatch: pytest.MonkeyPatch, options: Any, through: int
 ) -> None:
     monkeypatch.setenv("no_proxy", "localhost,127.0.0.1")

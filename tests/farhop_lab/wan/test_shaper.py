@@ -43,7 +43,7 @@ def test_burst_of_the_shaper_is_bounded() -> None:
     assert sizes == [TAKE_BYTES_MAX, TAKE_BYTES_MAX, TAKE_BYTES_MAX // 2]
 
 
-def test_tiny_chunks_cost_what_they_cost() -> None:
+def test_the_overhead_of_tiny_chunks_counts_towards_the_queue() -> None:
     one = shaper(LinkSettings(1.0, 0.0))
     for _ in range(100):
         one.put(b"x", 0.0)
@@ -115,7 +115,7 @@ def test_frozen_shaper_holds_everything_and_sends_it_when_thawed() -> None:
     assert one.take(3.2) == b"after"
 
 
-def test_a_thaw_brings_nothing_forward() -> None:
+def test_a_thawed_link_delivers_nothing_earlier_than_due() -> None:
     wire = LinkSettings(1.0, 0.0)
     one = shaper(wire)
     one.put(b"x", 0.0)
@@ -124,7 +124,7 @@ def test_a_thaw_brings_nothing_forward() -> None:
     assert one.due == pytest.approx(1.0)
 
 
-def test_a_lost_connection_stays_lost() -> None:
+def test_a_lost_connection_delivers_nothing_after_a_thaw() -> None:
     wire = LinkSettings(0.1, 0.0)
     one = shaper(wire)
     one.lost = True

@@ -104,7 +104,7 @@ async def test_invalid_connect_request_is_refused(lab: Any, value: bytes, status
     assert link.stats().refused == 1
 
 
-async def test_a_head_in_pieces_is_a_head(lab: Any) -> None:
+async def test_a_connect_request_sent_byte_by_byte_is_accepted(lab: Any) -> None:
     link = await lab.link(delay_ms=1)
     address, _ = await lab.far()
     near = await lab.client(link)

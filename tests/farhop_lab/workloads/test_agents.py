@@ -49,6 +49,6 @@ def test_agents_share_their_tools_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     "figures", [{"reuse": 1.0}, {"reuse": 0.0}, {"shared_tokens": 30_000}, {"last_tokens": 10}, {"tool_s": -1.0}]
 )
-def test_agents_that_cannot_be(figures: dict[str, float]) -> None:
+def test_impossible_agent_figures_are_refused(figures: dict[str, float]) -> None:
     with pytest.raises(WorkloadError, match="an agent"):
         Agent(**figures)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ def starts(*moments: float) -> Schedule:
     return iter([Start(at, "a", lambda: asks("x", Random(1))) for at in moments])
 
 
-def test_chance_has_its_rate_and_its_irregularity() -> None:
+def test_poisson_arrivals_have_their_rate_and_variation() -> None:
     moments = list(poisson(5.0, Random(1), since=10.0, until=2010.0))
     assert 10.0 < moments[0] < moments[-1] < 2010.0
     assert len(moments) == pytest.approx(10_000, rel=0.04)
@@ -106,7 +106,7 @@ def test_schedules_are_thinned_and_sped_up() -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 99), st.floats(0.1, 50.0))
-def test_moments_ascend(seed: int, per_s: float) -> None:
+def test_arrival_times_are_strictly_increasing(seed: int, per_s: float) -> None:
     moments = list(islice(poisson(per_s, Random(seed)), 50))
     assert all(a < b for a, b in pairwise(moments))
 

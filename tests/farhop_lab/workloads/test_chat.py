@@ -94,6 +94,6 @@ def test_thinking_is_between_turns() -> None:
     ("field", "value"),
     [("turns", 0.5), ("opening_share", 1.5), ("sigma", -1.0), ("question_tokens", 0), ("conversations", 0)],
 )
-def test_chats_that_cannot_be(field: str, value: float) -> None:
+def test_impossible_chat_figures_are_refused(field: str, value: float) -> None:
     with pytest.raises(WorkloadError, match=rf"chat arena: .*{field}|chat arena: lengths"):
         msgspec.structs.replace(ARENA, **{field: value}).__class__(**{**msgspec.structs.asdict(ARENA), field: value})

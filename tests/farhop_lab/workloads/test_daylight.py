@@ -48,7 +48,7 @@ def test_a_sleeping_client_wakes_on_time_and_within_a_day(day: Daylight, now: fl
 
 
 @pytest.mark.parametrize("figures", [{"swing": 0.5}, {"weight": -1.0}, {"day_s": 0.0}])
-def test_days_that_cannot_be(figures: dict[str, float]) -> None:
+def test_impossible_daylight_figures_are_refused(figures: dict[str, float]) -> None:
     with pytest.raises(WorkloadError, match="give a swing of 1 or more"):
         Daylight(**{"utc_hours": 0.0, "swing": 2.0, **figures})
 

@@ -80,7 +80,7 @@ def test_azure_moments_of_which_some_have_a_time_zone(tmp_path: Path, zoned: str
         ("1e999", r"line 1: "),
     ],
 )
-def test_mooncake_moments_that_are_none(tmp_path: Path, timestamp: str, complaint: str) -> None:
+def test_invalid_timestamps_in_a_mooncake_trace_are_reported(tmp_path: Path, timestamp: str, complaint: str) -> None:
     text = f'{{"timestamp": {timestamp}, "input_length": 7, "output_length": 1, "hash_ids": [0]}}\n'
     with pytest.raises(load.TraceError, match=complaint):
         load.mooncake(write(tmp_path / "trace.jsonl", text))
@@ -122,7 +122,9 @@ SPELLINGS = {
         (lambda path: load.own_log(path, {}), f"[{LOG.strip().replace(chr(10), ',' + chr(10))}]"),
     ],
 )  # fmt: skip
-def test_the_same_however_it_is_written_and_called(tmp_path: Path, read: Any, text: str, spelling: str) -> None:
+def test_a_trace_is_read_the_same_in_any_encoding_and_under_any_name(
+    tmp_path: Path, read: Any, text: str, spelling: str
+) -> None:
     (tmp_path / "other").write_bytes(SPELLINGS[spelling](text.encode()))
     assert read(tmp_path / "other") == read(write(tmp_path / "plain", text))
 

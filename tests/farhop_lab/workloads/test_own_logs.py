@@ -123,7 +123,7 @@ def test_what_a_gateway_counts_within_the_input_is_not_added() -> None:
 @pytest.mark.parametrize(
     ("value", "offers"), [("false", False), ("0", False), ("true", True), ([], False), ([1], True)]
 )
-def test_tools_also_as_a_text(value: Any, offers: bool) -> None:
+def test_tools_in_a_log_may_be_a_list_or_a_flag_as_text(value: Any, offers: bool) -> None:
     assert row_of({"ts": 1, "input_tokens": 1, "output_tokens": 1, "tools": value}, {})[0].tools is offers
 
 

@@ -56,7 +56,7 @@ def test_only_regions_with_weight_come_up(weights: dict[str, float], session: st
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
-def test_weights_that_cannot_be(weight: float) -> None:
+def test_impossible_region_weights_are_refused(weight: float) -> None:
     with pytest.raises(WorkloadError, match="weight of b"):
         by_weight({"a": 1.0, "b": weight})
     with pytest.raises(WorkloadError, match="no region"):

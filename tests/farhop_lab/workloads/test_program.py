@@ -18,11 +18,11 @@ def test_next_prompt_contains_the_previous_answer() -> None:
     ]
 
 
-def test_one_is_a_program_of_one_request() -> None:
+def test_one_makes_a_program_of_a_single_request() -> None:
     ask = Ask(prompt=b"x", answer_tokens=3)
     assert run(one(ask), lambda _ask: b"") == [(ask,)]
 
 
-def test_a_program_without_requests_asks_nothing() -> None:
+def test_a_program_without_requests_sends_nothing() -> None:
     empty: Program = (batch for batch in ())  # type: ignore[assignment]
     assert run(empty, lambda _ask: b"") == []

@@ -40,14 +40,14 @@ def test_the_pool_is_what_one_choice_after_the_other_gives() -> None:
     assert len(_pool_twice()) == 2 * _POOL_BYTES
 
 
-def test_nothing_is_asked_of_nothing_and_a_long_text_is_whole() -> None:
+def test_a_text_of_no_tokens_is_empty_and_a_very_long_one_is_complete() -> None:
     assert prose("x", 0) == prose("x", -3) == b""
     long = prose("x", 700_000)
     assert len(long) == 2_800_000
     assert long[HEAD_BYTES : HEAD_BYTES + 1000] in long[HEAD_BYTES + 1_000_000 :]  # the pool goes round
 
 
-def test_a_long_text_costs_a_copy() -> None:
+def test_a_long_text_is_made_by_copying_not_word_by_word() -> None:
     began = time.process_time()
     for number in range(50):
         prose(f"long {number}", 100_000)

@@ -150,7 +150,7 @@ def test_too_long_prompt_is_cut_at_its_end() -> None:
         Limits(context_tokens=900, max_tokens=900)
 
 
-def test_azure_shares_nothing() -> None:
+def test_requests_of_an_azure_trace_share_no_prefix() -> None:
     rows = [AzureRow(0.0, 374, 44), AzureRow(4.3, 396, 109), AzureRow(4.3, 0, 0)]
     starts = list(azure(rows, PLACE))
     prompts = asked(starts)

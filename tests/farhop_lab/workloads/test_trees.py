@@ -70,6 +70,6 @@ def test_a_cache_could_serve_the_shares_that_were_reported() -> None:
 
 
 @pytest.mark.parametrize("figures", [{"branch": 0}, {"levels": 0}, {"branch": 10, "levels": 9}, {"thought_tokens": 0}])
-def test_trees_that_cannot_be(figures: dict[str, int]) -> None:
+def test_impossible_tree_figures_are_refused(figures: dict[str, int]) -> None:
     with pytest.raises(WorkloadError, match=r"give 1 or more of each|must be 1 or more"):
         Tree(**figures)

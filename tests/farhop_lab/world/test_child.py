@@ -80,7 +80,7 @@ def test_children_survive_a_fork_while_grpc_is_in_use() -> None:
     subprocess.run([sys.executable, "-c", STARTS], check=True, timeout=300.0)
 
 
-async def test_its_ready_line_its_log_and_its_end(tmp_path: Path) -> None:
+async def test_a_child_process_starts_reports_ready_and_stops_cleanly(tmp_path: Path) -> None:
     one = Child("an engine", ENGINE, tmp_path / "log", NO_CERTIFICATES)
     assert one.pid is None
     ready = await one.start()
@@ -232,7 +232,7 @@ async def test_readiness_of_another_program_is_polled(tmp_path: Path) -> None:
     assert await one.stop() == -signal.SIGTERM
 
 
-async def test_a_foreign_program_that_is_never_ready(tmp_path: Path) -> None:
+async def test_a_program_that_ends_or_is_never_ready_is_reported(tmp_path: Path) -> None:
     async def never() -> bool:
         return False
 

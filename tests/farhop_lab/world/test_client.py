@@ -217,7 +217,7 @@ async def test_a_redirect_to_an_entry_that_is_gone_ends_with_the_reason(entries,
     assert seen[-1].error.code == "no_entry"
 
 
-async def test_an_answer_without_end_has_one(entries, monkeypatch):
+async def test_an_answer_larger_than_the_bound_is_an_error(entries, monkeypatch):
     monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 50)
     entries[0].serve = stream("x" * 100, "y")
     assert (await answer([entries[0].url], "k", BODY)).error.code == "answer_too_large"
@@ -225,7 +225,7 @@ async def test_an_answer_without_end_has_one(entries, monkeypatch):
     assert (await answer([entries[0].url], "k", BODY)).error.code == "answer_too_large"
 
 
-async def test_patience_has_an_end(entries):
+async def test_a_client_gives_up_after_its_request_timeout(entries):
     entries[0].serve = stream("a", release=asyncio.Event())
     began = time.monotonic()
     result = await answer([entries[0].url], "k", BODY, request_s=0.2)
@@ -266,5 +266,5 @@ async def test_no_entries_is_a_mistake_of_the_caller():
 @pytest.mark.parametrize(("url", "expected"), [
     ("http://h:80/v1", "http://h"), ("https://h:8443/", "https://h:8443"), ("http://[::1]:80", "http://[::1]"),
 ])  # fmt: skip
-def test_origins(url, expected):
+def test_the_origin_of_a_url_is_scheme_host_and_port(url, expected):
     assert origin(url) == expected

@@ -120,7 +120,7 @@ async def test_a_payload_that_unpacks_past_the_bound_is_refused(client):
     assert status == 413, answer
 
 
-async def test_traces_are_a_ring():
+async def test_the_collector_keeps_only_the_newest_traces():
     held = Collector(traces_max=2)
     for number in range(1, 4):
         held.take(payload({"trace_id": number.to_bytes(16, "big")}))

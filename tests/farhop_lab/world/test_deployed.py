@@ -51,7 +51,7 @@ async def test_containers_are_broken_and_mended(one: FaultCommand, broken: list[
                and each.startswith("docker ps"))  # fmt: skip
     await faults.mend("f")
     assert platform.acted() == [*broken, *mended]
-    assert faults.standing == []
+    assert faults.active == []
 
 
 async def test_pods_come_back_as_many_as_they_were() -> None:
@@ -85,7 +85,7 @@ async def test_impossible_fault_is_refused_before_any_change(one: FaultCommand, 
     faults = Faults(Containers("here", platform))
     with pytest.raises(FaultError, match=why):
         await faults.make("f", one)
-    assert (platform.acted(), faults.standing) == ([], [])
+    assert (platform.acted(), faults.active) == ([], [])
 
 
 async def test_a_platform_that_runs_nothing_of_a_fleet_is_named_at_once() -> None:
@@ -106,7 +106,7 @@ async def test_partly_failed_fault_is_rolled_back() -> None:
     with pytest.raises(FaultError, match="it cannot"):
         await faults.make("f", wanted("kill-engines"))
     assert platform.acted() == ["docker kill a b", "docker start a b"]
-    assert faults.standing == []
+    assert faults.active == []
 
 
 async def test_failed_command_raises_a_one_line_reason() -> None:

@@ -112,7 +112,7 @@ async def test_a_second_start_and_signals_without_a_process_are_refused():
         assert await healthy(etcd)
 
 
-async def test_two_run_side_by_side():
+async def test_two_embedded_etcds_run_side_by_side():
     async with asyncio.timeout(20), EmbeddedEtcd() as one, EmbeddedEtcd() as other:
         assert one.endpoint != other.endpoint
         assert await healthy(one)

@@ -78,14 +78,14 @@ def wanted(do: str, region: str = "tokyo", **changed: Any) -> FaultCommand:
         (wanted("stop-etcd", region=""), {"pause main"}, {"resume main"}),
     ],
 )  # fmt: skip
-async def test_each_kind_is_broken_and_mended(one: FaultCommand, broken: set[str], mended: set[str]) -> None:
+async def test_each_kind_of_fault_is_injected_and_mended(one: FaultCommand, broken: set[str], mended: set[str]) -> None:
     world = Noted()
     faults = Faults(LocalWorld(world))  # type: ignore[arg-type]
     await faults.make("f", one)
-    assert (set(world.did), faults.standing) == (broken, ["f"])
+    assert (set(world.did), faults.active) == (broken, ["f"])
     world.did.clear()
     await faults.mend("f")
-    assert (set(world.did), faults.standing) == (mended, [])
+    assert (set(world.did), faults.active) == (mended, [])
     await faults.mend("f")
     assert set(world.did) == mended
 
@@ -96,12 +96,12 @@ async def test_a_fault_that_is_not_renewed_is_mended_and_a_renewed_one_ends_at_i
     await faults.make("f", wanted("kill-engines", lease_s=0.05))
     await faults.make("g", wanted("kill-global", lease_s=0.05, for_s=0.2))
     for _ in range(1000):
-        if "g" in faults.standing:
+        if "g" in faults.active:
             faults.renew("g", 60.0)
-        if not faults.standing:
+        if not faults.active:
             break
         await asyncio.sleep(0.01)
-    assert faults.standing == []
+    assert faults.active == []
     assert {"start tokyo/0", "start tokyo-global"} <= set(world.did)
     with pytest.raises(FaultError, match="is no longer injected"):
         faults.renew("f", 1.0)
@@ -118,9 +118,9 @@ async def test_process_that_does_not_come_back_is_started_again() -> None:
     world.broken_starts = 3
     with pytest.raises(FaultError):
         await faults.mend("f")
-    assert faults.standing == ["f"]
+    assert faults.active == ["f"]
     await faults.mend("f")
-    assert faults.standing == []
+    assert faults.active == []
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ async def test_an_impossible_fault_is_refused_and_nothing_is_injected(one: Fault
     faults = Faults(LocalWorld(world))  # type: ignore[arg-type]
     with pytest.raises(FaultError):
         await faults.make("f", one)
-    assert (world.did, faults.standing) == ([], [])
+    assert (world.did, faults.active) == ([], [])
 
 
 async def test_the_control_port_requires_the_token_and_lists_injected_faults() -> None:
@@ -152,12 +152,12 @@ async def test_the_control_port_requires_the_token_and_lists_injected_faults() -
         for questions, status in (([fault], 200), ([fault, {**fault, "do": "explode"}], 400), ([{"do": "x"}], 400)):
             async with http.post(f"{control.url}/faults", json=questions, headers=known) as answer:
                 assert (answer.status, world.did) == (status, []), "asked, and not made"
-        for method, path, body, status, standing in (
+        for method, path, body, status, active in (
             ("PUT", "/faults/f", fault, 200, ["f"]), ("PUT", "/faults/g", {"do": "x"}, 400, None),
             ("POST", "/faults/f/renew", {"lease_s": 5}, 200, ["f"]),
             ("POST", "/faults/g/renew", {"lease_s": 5}, 400, None),
             ("GET", "/faults", None, 200, ["f"]), ("DELETE", "/faults/f", None, 200, []),
         ):  # fmt: skip
             async with http.request(method, control.url + path, json=body, headers=known) as answer:
-                assert (answer.status, (await answer.json()).get("faults")) == (status, standing), path
+                assert (answer.status, (await answer.json()).get("faults")) == (status, active), path
     await control.close()

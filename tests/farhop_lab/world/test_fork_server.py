@@ -114,7 +114,7 @@ async def test_an_error_ends_a_fork_as_it_ends_an_interpreter(looks: dict[str, s
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 0), (["0"], 0), (["3"], 3), (["no such thing"], 1)])
-async def test_the_end_of_a_fork_is_that_of_an_interpreter(
+async def test_a_forked_process_ends_like_an_interpreter(
     looks: dict[str, str], arguments: list[str], code: int
 ) -> None:
     ended, out, err = await run("ends", arguments, looks)
@@ -129,7 +129,7 @@ async def test_modules_imported_by_a_fork_are_not_torn_down(looks: dict[str, str
     assert b"to pieces" not in out
 
 
-async def test_forks_have_dice_of_their_own(looks: dict[str, str]) -> None:
+async def test_forked_processes_have_independent_random_generators(looks: dict[str, str]) -> None:
     thrown = [await run("dice", [], looks) for _ in range(2)]
     assert len({word for _, out, _ in thrown for word in out.split()}) == 4
 

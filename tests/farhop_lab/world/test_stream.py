@@ -31,7 +31,7 @@ WHOLE = (
 
 @given(cuts=st.lists(st.integers(0, len(WHOLE)), max_size=12).map(sorted))
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_cuts_do_not_matter(cuts):
+def test_a_stream_reads_the_same_however_it_is_cut(cuts):
     reader, texts = EventReader(), []
     for start, end in zip([0, *cuts], [*cuts, len(WHOLE)], strict=True):
         texts += reader.feed(WHOLE[start:end])

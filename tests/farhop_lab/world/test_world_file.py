@@ -52,7 +52,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     assert read(path) == WORLD
 
 
-def test_no_file(tmp_path):
+def test_a_missing_world_file_names_farhop_up(tmp_path):
     with pytest.raises(WorldFileError, match=r"no world runs here .*`farhop up`"):
         read(tmp_path / "world.json")
 

@@ -20,7 +20,7 @@ def document(**more: Any) -> dict[str, Any]:
     return {"region": "virginia", "instance": "g1", "admin": {"port": 1}, "listen": {"port": 2}, "hop": HOP, **more}
 
 
-def test_the_least_there_must_be() -> None:
+def test_a_minimal_global_configuration_has_its_defaults() -> None:
     config = GlobalConfig.model_validate(document())
     assert config.listen.host == "127.0.0.1"
     assert config.watch.report_age_s == 3.0  # three reports missed
@@ -91,7 +91,7 @@ def test_a_route_that_cannot_stand_is_reported_with_its_field(route: Any, messag
     assert message in str(refused.value)
 
 
-def test_pilot_lights_go_with_the_map() -> None:
+def test_pilot_lights_must_be_regions_of_the_topology_and_not_all_of_them() -> None:
     regions = {name: Region(name, name, "xx", frozenset(), 0.0, 0.0) for name in ("tokyo", "paris")}
     world = Topology("w", 1, regions)
     config = GlobalConfig.model_validate(document(pilot_light={"tokyo": {"sleep_after_s": 60}}))

@@ -71,7 +71,7 @@ def snapshot(entries: dict[str, bytes]) -> Change:
 LOST = Change(ChangeKind.LOST, why="gone")
 
 
-def test_routes_their_end_and_an_outage() -> None:
+def test_routes_are_read_from_etcd_survive_an_outage_and_end_with_their_key() -> None:
     stage = Stage()
     assert stage.routes(snapshot({})) == []
     assert stage.routes(put(NEAREST), LOST, snapshot({KEY: NEAREST})) == [READ]

@@ -181,7 +181,7 @@ async def test_a_redirect_token_is_refused_by_the_tier_listener_and_by_entries(u
     assert engine.seen == []
 
 
-async def test_another_region_does_not_take_it(up: Both, engine: Engine) -> None:
+async def test_a_redirect_token_for_another_region_is_refused(up: Both, engine: Engine) -> None:
     _, target = await asked(up)
     other = RegionalBalancer(regional_config(engine, "tokyo"), WORLD, Random(8), MemoryStore(Random(9)))
     try:

@@ -258,7 +258,7 @@ STEPS = st.one_of(
 
 @given(st.lists(st.tuples(STEPS, st.floats(0, 1.5)), max_size=25))
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_what_is_kept_to_answer_sooner_is_what_would_be_found_anew(steps) -> None:
+def test_cached_region_state_equals_recomputed_state(steps) -> None:
     """Two that hear the same: one that keeps, and one that forgets before each question."""
     pair = [Regions(1 << 20, LivenessConfig(), here="london") for _ in range(2)]
     asked, now = request("a"), 0.0
@@ -319,7 +319,7 @@ KNOWN_ANEW = st.lists(
 
 @given(KNOWN_ANEW)
 @settings(deadline=None, max_examples=60)
-def test_one_region_after_the_other_comes_to_the_same_as_all_at_once(steps) -> None:
+def test_updating_regions_one_by_one_equals_adopting_a_whole_view(steps) -> None:
     """Whatever is asked on the way, nothing is left over of how a region was known before."""
     grown, latest = Regions(1 << 20, LivenessConfig()), {}
     for at, (name, instances, draining, ready, other) in enumerate(steps, 1):

@@ -51,7 +51,7 @@ def test_where_requests_wait_is_known_and_where_none_does_no_queue_is_reckoned()
     assert without.predicted_ms().tolist() == with_queue.predicted_ms().tolist()
 
 
-def test_a_part_of_a_field_is_the_same_for_those_in_it() -> None:
+def test_a_subset_of_candidates_keeps_their_figures() -> None:
     found = field(request("a"), london={"depth": 2}, frankfurt={"depth": 1}, tokyo={"wait_ms": 50.0})
     found.penalty_ms, found.hot = np.array([0.0, 1.0, 2.0]), frozenset({1, 2})
     part = found.only([1, 2], "out")
@@ -66,7 +66,9 @@ def test_a_part_of_a_field_is_the_same_for_those_in_it() -> None:
 
 @given(st.floats(0, 3000), st.integers(0, 50), st.floats(0, 40), st.integers(0, 64), st.floats(0.05, 20))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_doubt_is_that_of_a_drift(wait_ms: float, left: int, age_s: float, slots: int, gap_s: float) -> None:
+def test_uncertainty_of_a_wait_is_that_of_its_drift(
+    wait_ms: float, left: int, age_s: float, slots: int, gap_s: float
+) -> None:
     drift = Drift()
     drift.reported(10.0, 50, 1.0)
     drift.reported(wait_ms, left, 1.0 + gap_s)

@@ -223,7 +223,7 @@ async def test_a_malformed_message_is_refused_whole_and_counted(
 
 
 @pytest.mark.parametrize("change", [True, False])
-def test_what_is_too_many_is_not_copied(change: bool) -> None:
+def test_a_prefix_message_with_too_many_paths_is_refused_without_copying_it(change: bool) -> None:
     """4 MiB of empty paths held the loop for 2.2 s."""
     empty = pb.PrefixDelta(incarnation=1, seq=1)
     for _ in range(200_000):
@@ -244,7 +244,7 @@ async def test_a_path_without_its_parent_is_left_out() -> None:
     assert (found.held, found.refused) == ({1, 2}, ["prefixes_unknown_parent"])
 
 
-async def test_an_instance_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_prefixes_of_an_instance_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "INSTANCE_NODES_MAX", 3)
     found = Told()
     stream = await whole(found, path(0, 1, 2))
@@ -273,7 +273,7 @@ async def test_superseded_stream_is_ignored() -> None:
     assert (found.held, found.prefixes.state(TOKYO)) == ({1}, "connected")
 
 
-async def test_lost_it_is_kept_and_then_forgotten() -> None:
+async def test_prefixes_of_a_lost_stream_are_kept_for_a_while_and_then_forgotten() -> None:
     found = Told()
     a, b = await whole(found, path(0, 1, 2)), await whole(found, path(0, 1), instance="b")
     assert found.prefixes.behind_s(TOKYO, 99.0) is None

@@ -87,7 +87,7 @@ def test_an_answer_is_kept_only_where_the_law_of_its_alias_allows() -> None:
         assert cache.decide(request("anyone"), b"k1", KEEPS, law, 1.0) == Lead(None, keeps=True)
 
 
-def test_another_law_leaves_nothing() -> None:
+def test_a_new_law_empties_the_answer_cache() -> None:
     cache = filled()
     cache.leads(("anywhere", b"k1", False, "", "", (), None, 0, ""), "one", 600.0)
     later = Law(with_(LAW.topology, epoch=LAW.epoch + 1))

@@ -224,7 +224,7 @@ def test_a_cascade_never_leads_to_a_model_that_the_tenant_may_not_use(
 
 
 @pytest.mark.parametrize("policy", ["nearest", "least-load"])
-def test_its_models_go_by_routes_of_their_own(policy: str) -> None:
+def test_models_of_an_alias_use_their_own_routes(policy: str) -> None:
     routes = auto("big")
     routes.override({("", "big"): RouteConfig(model="big", policy=policy)})
     flow = worldwide(view=seen(serving("london", big=4)), routes=routes)
@@ -324,7 +324,7 @@ def test_a_stream_that_began_stays_with_its_model() -> None:
         min_size=1, max_size=4,
     ),
 )  # fmt: skip
-def test_whatever_refuses_it_ends_lawfully_and_tries_no_model_twice(
+def test_a_cascade_ends_lawfully_and_tries_no_model_twice_under_any_refusals(
     slots: dict[str, dict[str, int]], rules: dict[str, str], allowed: list[str], reasons: list[Outcome]
 ) -> None:
     under = ruled(**{name: Rule(allow=(place,)) for name, place in rules.items()})

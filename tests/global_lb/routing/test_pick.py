@@ -27,7 +27,7 @@ def drawn(times: int = 400, **regions) -> list[str]:
     return [choose(field(request("a"), **regions), seed).chosen.region for seed in range(times)]
 
 
-def test_a_choice_gives_its_reasons() -> None:
+def test_a_decision_lists_its_candidates_and_why_others_are_absent() -> None:
     found = field(request("a"), london={}, frankfurt={}, tokyo={})
     found.absent = {"mars": "down"}
     decision = choose(found)
@@ -69,13 +69,13 @@ def test_a_penalty_moves_what_others_can_take_and_is_shown() -> None:
     assert (choose(far).chosen.region, choose(far).spilled_from) == ("london", None)
 
 
-def test_of_ties_the_cold_are_taken() -> None:
+def test_among_ties_a_region_that_is_not_hot_is_chosen() -> None:
     found = field(request("a"), london={"used_share": 0.9}, frankfurt={"rtt_ms": 1.0})
     found.penalty_ms = np.array([0.5, 0.0])
     assert {choose(found, seed).chosen.region for seed in range(20)} == {"london"}
 
 
-def test_a_policy_without_milliseconds_puts_the_hot_last() -> None:
+def test_policies_not_scored_in_milliseconds_try_hot_regions_last() -> None:
     found = field(request("a"), london={}, tokyo=FAR)
     found.penalty_ms = np.array([300.0, 0.0])
     route = RouteConfig(policy="failover", regions=("london", "tokyo"))
@@ -155,7 +155,9 @@ def test_a_prefix_that_brings_requests_elsewhere_is_brought_here_as_often_as_the
         ({}, RouteConfig(bias_ms={"london": 400.0})),  # an operator wants it elsewhere
     ],
 )
-def test_it_stays_where_something_else_than_the_prefix_speaks_for_it(regions: Any, route: RouteConfig | None) -> None:
+def test_no_prefix_is_brought_home_if_something_else_favours_the_other_region(
+    regions: Any, route: RouteConfig | None
+) -> None:
     assert share_here(shared(**regions), 100, route=route) == 0.0
 
 

@@ -50,7 +50,7 @@ async def test_the_engines_cache_metrics_are_shown(engine: Engine) -> None:
         assert line.endswith(" 0.25")
 
 
-async def test_on_the_way_out_it_is_not_ready(engine: Engine) -> None:
+async def test_a_closed_balancer_is_not_ready(engine: Engine) -> None:
     balancer = RegionalBalancer(regional_config(engine), WORLD, Random(1), MemoryStore(Random(2)))
     await balancer.open()
     await until(balancer.tier_admin.ready)

@@ -139,14 +139,16 @@ async def test_neither_a_token_nor_a_set_of_regions_is_held_for_each_request(up:
         (lambda up: token(up, issuer="tokyo/" + "a" * 300), 401, "hop_token_forged"),
     ],
 )
-async def test_without_a_good_one_nothing_gets_in(up: Both, engine: Engine, make: Any, status: int, code: str) -> None:
+async def test_requests_with_an_invalid_hop_token_are_refused(
+    up: Both, engine: Engine, make: Any, status: int, code: str
+) -> None:
     answer = await _ask(up, make(up))
     assert (answer.status, answer.code) == (status, code)
     assert answer.headers["x-farhop-outcome"] == code  # so that the tier above knows it was us, not an engine
     assert engine.seen == []
 
 
-async def test_a_key_is_no_token(up: Both, engine: Engine) -> None:
+async def test_an_api_key_does_not_replace_a_hop_token(up: Both, engine: Engine) -> None:
     answer = await send(up.tier, chat())
     assert (answer.status, answer.code) == (401, "hop_token_missing")
     assert engine.seen == []
@@ -162,7 +164,7 @@ async def test_a_key_is_no_token(up: Both, engine: Engine) -> None:
         ({"narrow": (("jp",),)}, "unlawful_unread", "asked to stay within jp"),
     ],
 )
-async def test_our_own_copy_of_the_law_is_asked_as_well(
+async def test_a_region_refuses_by_its_own_law_whatever_the_hop_token_says(
     up: Both, engine: Engine, claims: dict[str, Any], code: str, words: str
 ) -> None:
     """Also under the epoch that the token names: another map may be here. No body is read that it keeps out."""

@@ -13,12 +13,12 @@ from regional_lb.app.config import RegionalConfig
 from regional_lb.engines.config import KubernetesSource, Probe, ReplicaConfig, Watch, nameserver, place_of
 
 
-def test_its_name_is_its_address_unless_it_has_one() -> None:
+def test_a_replica_without_a_name_is_named_by_its_address() -> None:
     assert ReplicaConfig(url="http://gpu:8000", models=["m"]).label == "gpu:8000"
     assert ReplicaConfig(url="http://gpu:8000", models=["m"], name="a").label == "a"
 
 
-def test_a_place_is_an_address_and_a_path() -> None:
+def test_a_page_url_is_split_into_address_and_path() -> None:
     assert place_of("https://gpu/metrics") == (Address("gpu", 443, tls="gpu"), "/metrics")
     assert place_of("http://gpu:9400") == (Address("gpu", 9400), "/")
 
@@ -29,7 +29,7 @@ def test_a_url_that_is_no_origin_is_refused_by_name(url: str) -> None:
         ReplicaConfig(url=url, models=["m"])
 
 
-def test_where_kv_events_are() -> None:
+def test_kv_event_sources_are_one_port_for_each_rank() -> None:
     plain = ReplicaConfig(url="http://gpu-1", models=["m"])
     assert plain.kv_sources == []
     found = ReplicaConfig(

@@ -23,7 +23,7 @@ def config(name: str, host: str = "", models: tuple[str, ...] = ("m",), **more: 
     return ReplicaConfig.model_validate(fields)
 
 
-def standing(members: Members) -> dict[str, bool]:
+def draining(members: Members) -> dict[str, bool]:
     return {replica.name: replica.draining for replica in members.replicas()}
 
 
@@ -32,11 +32,11 @@ def test_a_replica_no_longer_announced_drains_until_idle_or_its_deadline() -> No
     assert members.announce([config("a"), config("b"), config("c")], 0.0)
     assert not members.announce([config("a"), config("b"), config("c")], 1.0)  # the same list changes nothing
     assert members.announce([config("a")], 2.0)
-    assert standing(members) == {"a": False, "b": True, "c": True}
+    assert draining(members) == {"a": False, "b": True, "c": True}
     assert set(members.watched) == {"a", "b", "c"}  # probes go on as long as it works
     assert not members.sweep(3.0, lambda _: False)
     assert members.sweep(4.0, lambda name: name == "b")
-    assert standing(members) == {"a": False, "c": True}
+    assert draining(members) == {"a": False, "c": True}
     assert not members.sweep(11.9, lambda _: False)
     assert members.sweep(12.0, lambda _: False)
     assert set(members.watched) == {"a"}
@@ -48,7 +48,7 @@ def test_a_replica_that_comes_back_while_leaving_stays() -> None:
     members.announce([config("a")], 0.0)
     members.announce([], 1.0)
     members.announce([config("a")], 2.0)
-    assert standing(members) == {"a": False}
+    assert draining(members) == {"a": False}
     assert not members.sweep(99.0, lambda _: True)
 
 
@@ -56,7 +56,7 @@ def test_a_replica_that_is_announced_as_draining_stays_for_as_long_as_it_is_anno
     members = Members(10.0)
     members.announce([config("a", draining=True)], 0.0)
     assert not members.sweep(99.0, lambda _: True)
-    assert standing(members) == {"a": True}
+    assert draining(members) == {"a": True}
 
 
 def test_without_configured_models_an_engine_serves_those_that_it_lists() -> None:
@@ -83,12 +83,12 @@ def test_models_that_a_report_cannot_carry_are_left_out_and_named() -> None:
     members = Members(10.0)
     models = [tuple(f"m{n}-{k}" for k in range(64)) for n in range(MODELS_LIMIT // 64)]
     members.announce([config(f"r{n}", models=some) for n, some in enumerate(models)] + [config("over")], 0.0)
-    assert "over" not in standing(members)
+    assert "over" not in draining(members)
     assert f"more than {MODELS_LIMIT} models" in members.left_out["over"]
     members = Members(10.0)
     kinds = [config(f"g{n}", gpu=f"g{n}") for n in range(GPU_TYPES_LIMIT + 1)]
     members.announce([*kinds, config("late", gpu="g0")], 1.0)
-    assert "late" in standing(members)  # others of a known kind still come in
+    assert "late" in draining(members)  # others of a known kind still come in
     assert list(members.left_out) == [f"g{GPU_TYPES_LIMIT}"]
 
 
@@ -189,10 +189,10 @@ def test_no_replica_is_removed_while_it_works(steps: list[tuple[set[str], set[st
         members.announce([config(name) for name in sorted(announced)], float(now))
         left_at |= dict.fromkeys(before - announced, float(now))
         left_at = {name: at for name, at in left_at.items() if name not in announced}
-        assert standing(members) == {**dict.fromkeys(announced, False), **dict.fromkeys(left_at, True)}
+        assert draining(members) == {**dict.fromkeys(announced, False), **dict.fromkeys(left_at, True)}
         members.sweep(now + 0.5, lambda name, busy=busy: name not in busy)
         left_at = {name: at for name, at in left_at.items() if name in busy and now + 0.5 < at + 3.0}
-        assert standing(members) == {**dict.fromkeys(announced, False), **dict.fromkeys(left_at, True)}
+        assert draining(members) == {**dict.fromkeys(announced, False), **dict.fromkeys(left_at, True)}
         before = announced
 
 

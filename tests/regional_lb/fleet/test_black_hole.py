@@ -18,7 +18,7 @@ def test_a_failed_request_counts_as_load_until_its_time() -> None:
     assert (sinkhole.load("r1"), len(sinkhole)) == ((0, 0), 0)
 
 
-def test_what_took_its_time_before_it_failed_counts_no_more() -> None:
+def test_a_request_that_failed_after_its_expected_time_adds_no_load() -> None:
     sinkhole = BlackHoleGuard()
     sinkhole.failed("r1", 100, until=3.0, now=3.0, slots=4)
     assert len(sinkhole) == 0

@@ -79,7 +79,7 @@ def test_adapters_and_salts_keep_apart() -> None:
     assert exact(blocks, "ab", adapter="sql", cache_salt="pepper") == {"r1": 0.0}
 
 
-def test_copies_are_counted() -> None:
+def test_a_block_stored_several_times_stays_until_every_copy_is_removed() -> None:
     blocks = index("r1")
     for _ in range(3):
         blocks.apply("r1", 0, stored("ab"))
@@ -92,7 +92,7 @@ def test_copies_are_counted() -> None:
     assert (len(blocks), blocks.nodes) == (0, 0)
 
 
-def test_a_gap_ends_a_match() -> None:
+def test_a_missing_block_ends_the_cached_prefix() -> None:
     blocks = index("r1")
     blocks.apply("r1", 0, stored("abcd"))
     blocks.apply("r1", 0, removed("ab"))
@@ -136,7 +136,7 @@ def test_a_replica_that_reported_as_many_blocks_as_it_holds_has_reported_all() -
     assert exact(blocks, "abcdefghij") == {"r1": 40.0}
 
 
-def test_ranks_count_on_average() -> None:
+def test_cached_tokens_are_averaged_over_the_ranks() -> None:
     blocks = index("r1", ranks=2)
     blocks.apply("r1", 1, stored("abcd"))
     assert exact(blocks, "abcd") == {"r1": 8.0}

@@ -3,7 +3,7 @@ from __future__ import annotations
 from regional_lb.fleet.kv_events import canonical_keys
 
 
-def test_keys_are_spelled_apart() -> None:
+def test_different_extra_keys_have_different_encodings() -> None:
     assert canonical_keys(()) == canonical_keys([]) == b""
     spelled = [canonical_keys(keys) for keys in (["a"], ["a", "b"], ["ab"], [["a", 1]], [b"a"], ["a", None])]
     assert len({*spelled, b""}) == 7

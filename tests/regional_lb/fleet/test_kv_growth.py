@@ -34,7 +34,7 @@ def peak(rows, lengths: AnswerLengths) -> float:
 
 @given(sequences, shares, st.data())
 @settings(max_examples=60, deadline=None)
-def test_at_least_what_is_held_and_never_less_with_more(rows, ratios, data) -> None:
+def test_predicted_kv_growth_covers_what_is_held_and_grows_with_the_load(rows, ratios, data) -> None:
     lengths = learned(ratios)
     whole = peak(rows, lengths)
     most = lengths.usual_share
@@ -50,7 +50,7 @@ def test_at_least_what_is_held_and_never_less_with_more(rows, ratios, data) -> N
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 20])
-def test_few_never_take_more_than_all_of_them_whole(n: int) -> None:
+def test_few_sequences_are_never_predicted_above_their_full_lengths(n: int) -> None:
     # With so few, a normal distribution says that there are 1 to 18 % more of them than there are.
     lengths = learned([1.0] * 200)  # all as long as expected
     rows = [(2_000.0, 100.0, 0.0)] * n
@@ -72,7 +72,7 @@ def test_an_answer_that_runs_for_longer_than_usual_is_expected_no_longer_than_us
 
 @given(shares, st.floats(0.0, 100.0))
 @settings(max_examples=60, deadline=None)
-def test_some_are_always_longer_and_no_more_than_were(ratios, share: float) -> None:
+def test_the_share_of_longer_answers_falls_with_length_and_is_never_zero(ratios, share: float) -> None:
     lengths = learned(ratios)
     longer = lengths.longer(np.array([0.0, share, share + 0.5]))
     assert longer[0] == 1.0

@@ -219,7 +219,7 @@ def test_peers_are_those_of_the_same_model() -> None:
     assert made.found({"a": NAMES[:3], "b": NAMES[3:]}, 1.0) == []
 
 
-def test_turned_off_nothing_is_slow() -> None:
+def test_no_outlier_is_found_if_detection_is_off() -> None:
     made = peers(factor=0.0)
     served(made, dict.fromkeys(NAMES, 0.1))
     assert made.found({"m": NAMES}, served(made, {"r1": 9.0}, begin=60)) == []

@@ -45,15 +45,15 @@ def test_a_leaving_or_mismatched_replica_takes_no_new_work(replicas: Replicas) -
     ]))  # fmt: skip
     assert names(replicas) == ["r3"]
     assert names(replicas, OTHER_MODEL) == ["r2", "r3"]
-    assert replicas.standing.read("r1", 0.0).state is State.DRAINING
-    assert replicas.standing.read("r2", 0.0).state is State.UP  # it serves the other
+    assert replicas.health_tracker.read("r1", 0.0).state is State.DRAINING
+    assert replicas.health_tracker.read("r2", 0.0).state is State.UP  # it serves the other
     replicas.adopt(view_of([replica("r1"), replica("r2", missing=both), replica("r3", models=frozenset())]))
     assert names(replicas) == ["r1"]
-    assert replicas.standing.read("r2", 0.0).why == "its /v1/models lists none of its models"
-    assert replicas.standing.read("r3", 0.0).why == "its /v1/models has not said what it serves"
+    assert replicas.health_tracker.read("r2", 0.0).why == "its /v1/models lists none of its models"
+    assert replicas.health_tracker.read("r3", 0.0).why == "its /v1/models has not said what it serves"
     for _ in range(2):
         replicas.handle(ReplicaProbed("r2", False), 0.0)
-    assert replicas.standing.read("r2", 0.0).why == "probes fail"
+    assert replicas.health_tracker.read("r2", 0.0).why == "probes fail"
 
 
 def test_another_process_under_the_same_name_has_proven_nothing(replicas: Replicas) -> None:
@@ -232,8 +232,8 @@ def _agrees(replicas: Replicas, now: float) -> None:
         assert table.kv_tokens[place] == known.kv_tokens
         queued = _queued(known.sample)
         assert table.waiting[place] == queued
-        held, held_tokens = replicas.standing.black_holes.load(name)
-        slots = max(1, ceil(replicas.standing.share(name, now) * known.slots))
+        held, held_tokens = replicas.health_tracker.black_holes.load(name)
+        slots = max(1, ceil(replicas.health_tracker.share(name, now) * known.slots))
         assert held <= known.slots
         assert table.slots[place] == slots
         assert table.in_flight[place] == load.in_flight + held

@@ -79,7 +79,7 @@ def test_a_replica_is_full_when_all_together_fill_it(here: Replicas) -> None:
     assert here.handle(peer_report("b", {}), 0.0) == ""  # a heartbeat wakes no request
 
 
-def test_what_is_gone_or_elsewhere_counts_no_more(here: Replicas) -> None:
+def test_load_of_departed_peers_and_other_addresses_does_not_count(here: Replicas) -> None:
     here.handle(peer_report("b", {"g1": load("g1", 2), "g2": PeerLoad("another-host:1", 2)}, whole=True), 0.0)
     assert not room(here, "g1")
     assert room(here, "g2")  # the same name, but another engine

@@ -80,7 +80,7 @@ async def test_a_stream_begins_whole_goes_on_with_changes_and_lives_when_nothing
         stream.cancel()
 
 
-async def test_caches_go_on_from_where_the_reader_was() -> None:
+async def test_cached_prefixes_are_sent_in_slices_from_the_readers_position() -> None:
     async with feeding() as (flow, _feed, stub, _met):
         assert flow.replicas.shares is not None
         replicas, chains = flow.replicas, [request(f"p{n}", 200_000).chain for n in range(60)]
@@ -110,7 +110,7 @@ async def test_caches_go_on_from_where_the_reader_was() -> None:
             again.cancel()
 
 
-async def test_another_region_gets_nothing() -> None:
+async def test_a_reader_of_another_region_is_refused() -> None:
     async with feeding() as (_flow, feed, stub, met):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await anext(aiter(stub.Follow(asking(region="tokyo"))))

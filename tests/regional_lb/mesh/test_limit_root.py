@@ -54,7 +54,7 @@ class Stage:
         return None if entry is None else documents.decode_root(entry.value)
 
 
-async def test_one_lends_and_another_takes_over_once_it_stood_still() -> None:
+async def test_a_second_limit_root_takes_over_once_the_first_stopped_writing() -> None:
     stage = Stage("r1", "r2")
     await stage.open()
     r1, r2 = stage.roots.values()

@@ -331,7 +331,7 @@ def test_a_change_of_five_percent_or_of_a_flag_is_reported_at_once(fields: dict[
     assert moved(after, before) is is_moved
 
 
-def test_next_to_nothing_is_no_change() -> None:
+def test_a_negligible_change_causes_no_report() -> None:
     assert not moved(about(wait_ms=0.0), about(wait_ms=0.04))
     assert moved(about(wait_ms=0.0), about(wait_ms=0.06))
     assert not moved(about(queued_tokens=0), about(queued_tokens=0))
@@ -347,13 +347,13 @@ def faster(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(report, name, getattr(report, name) / 5.0)
 
 
-def test_the_times_are_those_of_the_contract() -> None:
+def test_report_intervals_match_the_contract() -> None:
     assert report.STORE_GAP_S >= 1 / 4  # at most four a second
     assert report.LONGEST_GAP_S <= 1.0
     assert report.LOOK_S <= 0.1 / 2  # a change is seen within 100 ms, with time left to send it
 
 
-async def test_at_rest_it_is_written_once_a_gap(faster: None) -> None:
+async def test_without_changes_a_report_is_written_once_per_longest_gap(faster: None) -> None:
     """By a clock that goes on with its looks alone, so that it does not matter how long they take this machine."""
     looks = 0
     found = reporter(regional(replica("a")), lambda: looks * report.LOOK_S)

@@ -234,7 +234,7 @@ async def test_more_than_the_other_end_grants_is_kept_until_it_does() -> None:
     assert got == text
 
 
-async def test_what_is_withdrawn_is_cut_off_where_it_waits_for_a_window() -> None:
+async def test_a_withdrawn_message_is_cut_off_while_it_waits_for_flow_control() -> None:
     wire = Wire()
     wire.greet(window=100)
     wire.send(wire.head(1, b"/held"))
@@ -551,7 +551,7 @@ async def test_messages_that_are_not_whole_are_in_the_budget() -> None:
     assert wire.budget.used == 0
 
 
-async def test_of_a_call_that_failed_nothing_more_is_taken() -> None:
+async def test_no_further_message_is_read_from_a_failed_call() -> None:
     """It was, of one that had said nothing: a request that nobody would answer, and whose slot nobody gave back."""
     wire = Wire()
     wire.greet()

@@ -149,7 +149,7 @@ FLOODS: dict[str, Callable[[Peer, int], bytes]] = {
 
 
 @pytest.mark.parametrize("what", FLOODS)
-async def test_beside_a_flood_others_are_answered(what: str) -> None:
+async def test_other_connections_are_answered_during_a_flood(what: str) -> None:
     async with stage(1) as one, grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for _ in range(3):

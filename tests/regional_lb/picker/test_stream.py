@@ -130,7 +130,7 @@ async def test_an_answer_whose_body_is_not_shown_to_us_ends_with_the_stream() ->
 
 @pytest.mark.parametrize("answers", [DUPLEX, NONE])
 @pytest.mark.parametrize(("status", "reason"), [(b"307", "engine_redirects"), (b"401", "engine_key_refused")])
-async def test_where_an_engine_points_no_client_is_sent(answers: int, status: bytes, reason: str) -> None:
+async def test_an_engines_redirect_is_not_passed_to_the_client(answers: int, status: bytes, reason: str) -> None:
     """Its answer's body may not pass here, and yet the client gets ours in its place."""
     async with stage() as one:
         stream = one.stream()
@@ -186,7 +186,7 @@ async def test_the_ledger_follows_a_gateway_to_a_later_endpoint() -> None:
             0,
             1,
         )
-        assert flow.replicas.standing.read(names[first], one.balancer.clock.now()).why == "connection refused"
+        assert flow.replicas.health_tracker.read(names[first], one.balancer.clock.now()).why == "connection refused"
         stream.take(response_piece(EVENT, last=False))
         head = {
             h.header.key: h.header.raw_value
@@ -269,7 +269,7 @@ async def test_a_law_that_forbids_it_meanwhile_takes_it_back_from_the_gateway(wh
         stream.gone()
         assert not any(one.held)
         assert (
-            one.balancer.flow.replicas.standing.read("a", one.balancer.clock.now()).why == "proven"
+            one.balancer.flow.replicas.health_tracker.read("a", one.balancer.clock.now()).why == "proven"
         )  # no fault of its
 
 

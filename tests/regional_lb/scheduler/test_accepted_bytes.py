@@ -12,7 +12,7 @@ def test_bytes_are_counted_by_sender_and_recent_senders_are_kept() -> None:
     assert (len(accepted), accepted["g0"], accepted["new"], "g1" in accepted) == (ISSUERS_MAX, 150.0, 7.0, False)
 
 
-def test_long_names_are_fewer() -> None:
+def test_fewer_senders_are_kept_if_their_names_are_long() -> None:
     accepted = AcceptedBytes()
     for n in range(100):
         accepted.add(f"{n:03}" + "x" * 1000, 1)

@@ -707,7 +707,7 @@ def test_a_request_that_waits_by_choice_counts_for_the_next_until_it_leaves() ->
     assert not deferred.by_request
 
 
-def test_those_that_wait_by_choice_do_not_hold_up_those_behind_them() -> None:
+def test_deferred_requests_do_not_hold_up_those_behind_them() -> None:
     flow = regional(*(replica(name, slots=64, kv_tokens=400_000) for name in ("r1", "r2")))
     stem = tuple(range(1, 75))  # 152 KiB, 38,912 tokens, 4 s: cached by r1 alone
     flow.replicas.trie.insert("r1", stem)
@@ -730,5 +730,5 @@ def test_those_that_wait_by_choice_do_not_hold_up_those_behind_them() -> None:
     assert len(flow.wait_estimate.deferred.by_request) == K_WAITING + 4
 
 
-def test_as_many_are_compared_as_are_worth_it() -> None:
+def test_the_number_of_waiting_requests_compared_for_a_slot_is_small() -> None:
     assert 2 <= K_WAITING <= 16  # each costs a match, at every slot that frees

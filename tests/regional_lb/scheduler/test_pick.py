@@ -80,7 +80,7 @@ def test_a_picks_field_does_not_change_with_later_load() -> None:
     assert choice.field == before
 
 
-def test_of_very_many_the_best_are_remembered() -> None:
+def test_a_decision_keeps_only_the_best_of_very_many_candidates() -> None:
     many = [replica(f"r{i}", prefill_ms_per_token=1.0 + i) for i in range(3 * FIELD_MAX)]
     choice = choose(*many)
     assert [s.replica for s in choice.field] == [f"r{i}" for i in range(FIELD_MAX)]
@@ -221,7 +221,7 @@ def test_a_delay_is_part_of_the_score_and_shown() -> None:
 
 @given(st.integers(9, 400), st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 6))
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_the_least_are_as_sorting_would_have_them(count: int, seed: int, most: int, kinds: int) -> None:
+def test_the_least_scores_are_those_that_sorting_gives(count: int, seed: int, most: int, kinds: int) -> None:
     scores = Random(seed).choices(
         [2.0, 1.0, np.inf, 1.5, 0.0, 7.0][:kinds], weights=[20, 2, 20, 1, 1, 9][:kinds], k=count
     )
@@ -252,7 +252,7 @@ def test_the_terms_of_a_score_in_ms_add_up_to_it() -> None:
     assert terms["r3"]["stall"] == 0.0 < terms["r1"]["stall"]
 
 
-def test_other_units_have_no_terms_and_peaks_have_theirs() -> None:
+def test_only_scores_in_milliseconds_have_terms() -> None:
     rows = table(replica("r1", slots=8), replica("r2"), reserved=[Reservation("r1", 0, 10)])
     assert pick(NEED, rows, (), turns_of(rows), 0.0, Random(1)).terms() == {}
     peaks = LeastLatency()

@@ -121,7 +121,7 @@ def test_another_tenants_turn_does_not_go_by_the_size_of_ones_own() -> None:
     assert "b0" in [w.id for w in queue.first("m", 2, 9.0)]
 
 
-def test_guests_do_not_stand_before_own_work_nor_keep_it_out() -> None:
+def test_foreign_requests_neither_precede_nor_displace_local_ones() -> None:
     queue = room(requests_max=3, starvation_s=1.0)
     for name, now in (("g1", 0.0), ("g2", 1.0), ("own", 2.0)):
         push(queue, name, now=now, foreign=name != "own")
@@ -263,7 +263,9 @@ ANSWERS = st.lists(st.tuples(st.sampled_from((0.0, 50.0, 300.0)), st.sampled_fro
 
 @given(ANSWERS, ANSWERS, st.sampled_from((1.0, 2.0, 5.0)), st.integers(0, 8))
 @settings(RUN, max_examples=40)
-def test_answers_count_as_they_turned_out(light: Any, heavy: Any, weight: float, late: int) -> None:
+def test_service_is_fair_by_actual_answer_lengths_however_wrong_the_estimates(
+    light: Any, heavy: Any, weight: float, late: int
+) -> None:
     """However wrong what was expected of an answer: work served per weight differs by no more than one request of each
     and what is still unknown of those under way."""
     queue, most = room(), work(100.0, 300.0)
@@ -336,7 +338,7 @@ def test_the_oldest_waits_no_more_than_so_many_turns(urgent: int, pace: int) -> 
     assert turns == STARVED_EVERY
 
 
-def test_two_that_starve_do_not_go_one_after_another() -> None:
+def test_two_starving_requests_are_not_served_back_to_back() -> None:
     queue = room()
     for name in ("old0", "old1"):
         push(queue, name, now=0.0)
@@ -350,7 +352,7 @@ def test_two_that_starve_do_not_go_one_after_another() -> None:
     assert order == ["u0", "u1", "u2", "old0", "u3", "u4", "u5", "old1"]
 
 
-def test_young_ones_do_not_starve() -> None:
+def test_requests_younger_than_the_starvation_limit_are_not_starving() -> None:
     queue = room()
     for n in range(9):
         push(queue, f"q{n}", now=0.0)
@@ -366,7 +368,7 @@ def test_young_ones_do_not_starve() -> None:
     st.integers(0, 12),
 )
 @RUN
-def test_those_ahead_are_those_whose_turn_is_before_ones_own(
+def test_the_count_ahead_of_a_new_request_matches_its_place_in_the_queue(
     waiting: list[tuple[str, int]], weights: dict[str, float], served: int
 ) -> None:
     queue = room()

@@ -22,7 +22,7 @@ def busy(requests: int, *, replicas: int = 2, tokens: int = 400, scaling: Scalin
 
 
 @pytest.mark.parametrize(("requests", "load"), [(0, 0.0), (2, 1.0), (4, 2.0), (7, 3.5)])
-def test_its_load_is_all_that_is_under_way_or_waits_in_replicas(requests: int, load: float) -> None:
+def test_the_load_of_a_model_counts_running_and_queued_requests_in_replicas(requests: int, load: float) -> None:
     assert busy(requests).scaling.load(MODEL, 0.2) == pytest.approx(load)
 
 

@@ -51,7 +51,7 @@ def test_without_replicas_there_is_no_pick_and_no_wait() -> None:
     assert flow.wait_estimate.wait_ms(OTHER_MODEL, 0.0) == 0.0
 
 
-def test_only_guests_are_turned_away() -> None:
+def test_only_foreign_requests_are_turned_away() -> None:
     flow = regional(replica("r1"))
     own = request("a")
     foreign = request("b", entry_region="tokyo", promised_ttft_ms=1.0)
@@ -154,7 +154,7 @@ def test_without_tokens_the_mirror_alone_counts() -> None:
     assert flow.wait_estimate.need_of(empty).path is None
 
 
-def test_an_adapters_blocks_are_its_own() -> None:
+def test_blocks_cached_under_an_adapter_do_not_count_for_its_base() -> None:
     known = replace(replica("r1"), kv_ranks=1, adapters=frozenset({"sql"}), models=frozenset({MODEL, "sql"}))
     flow = regional(known)
     for one in (Linked(up=True), Cleared(), Stored([1, 2], None, blocks(1, 2), 16, "sql")):
@@ -165,7 +165,7 @@ def test_an_adapters_blocks_are_its_own() -> None:
     assert hits_of(flow, flow.wait_estimate.need_of(by_adapter)) == {"r1": 32.0}
 
 
-def test_a_pair_is_part_of_the_outlook() -> None:
+def test_consider_includes_the_prefill_replica_of_a_pair() -> None:
     flow = regional(replica("p", role="prefill", prefill_ms_per_token=0.05), replica("d", role="decode"))
     asked = request("a", 4000, divisible=True)
     need = flow.wait_estimate.need_of(asked)

@@ -29,7 +29,7 @@ def test_until_an_answer_has_ended_the_estimate_follows_the_lengths_so_far() -> 
     assert alone.least_tokens(8.0, 100.0) == pytest.approx((8 * PER_S + GUESS_WORTH * 100.0) / GUESS_WORTH)
 
 
-def test_the_short_ones_end_first_and_are_not_all_there_are() -> None:
+def test_the_estimate_is_not_biased_by_short_answers_ending_first() -> None:
     """A burst of answers of 2,000 tokens in the mean, looked at when a fifth have ended: those had some 200."""
     dice, answers, now = Random(1), AnswersUnderWay(), 10.0
     lengths = [dice.expovariate(1 / 2000.0) for _ in range(400)]
@@ -67,7 +67,7 @@ steps = st.lists(
 
 @RUN
 @given(steps)
-def test_whatever_comes_and_goes_it_is_never_negative_and_bounded_by_how_far_they_are(steps) -> None:
+def test_the_estimate_is_never_negative_and_bounded_by_the_progress_of_running_answers(steps) -> None:
     answers, under_way, now = AnswersUnderWay(), list[tuple[float, float]](), 0.0
     for dt, what, number in steps:
         now += dt
@@ -95,7 +95,7 @@ def test_old_answers_are_forgotten_as_new_ones_end() -> None:
     assert answers.least_tokens(1e6, 7.0) == pytest.approx(said / (64 + GUESS_WORTH))
 
 
-def test_estimates_take_what_is_far_longer() -> None:
+def test_running_answers_far_longer_than_the_estimate_raise_it() -> None:
     estimates = Estimates()
     for _ in range(40):
         estimates.began("acme", "m", PER_S, 0.0)

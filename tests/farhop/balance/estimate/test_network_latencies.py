@@ -37,7 +37,9 @@ SAMPLES = st.lists(
 
 @settings(max_examples=60)
 @given(SAMPLES, st.integers(1, 20), st.integers(1, 3))
-def test_it_is_bounded_public_and_true(samples, most: int, at_least: int) -> None:
+def test_only_public_networks_with_measured_values_are_reported_within_the_bound(
+    samples, most: int, at_least: int
+) -> None:
     table = NetworkLatencies(most)
     samples = sorted(samples, key=lambda one: one[2])
     for host, rtt_us, now in samples:

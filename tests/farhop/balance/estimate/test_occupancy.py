@@ -74,7 +74,7 @@ def test_requests_of_long_ago_are_forgotten() -> None:
     assert took_ms == pytest.approx((0.1 + 20.0) * 1e3, rel=0.01)  # seconds under way at LEFT_LEAST of those that left
 
 
-def test_other_targets_bring_what_they_have_and_what_was_seen_stays() -> None:
+def test_a_new_set_of_targets_replaces_the_running_requests_and_keeps_learned_times() -> None:
     target = Target()
     for _ in range(4):
         target.comes(0.0)
@@ -86,7 +86,7 @@ def test_other_targets_bring_what_they_have_and_what_was_seen_stays() -> None:
     assert occupancy.service_ms(30.0) == 0.0
 
 
-def test_prompts_alone_say_nothing() -> None:
+def test_requests_without_a_first_token_give_no_estimate() -> None:
     target = Target()
     for _ in range(4):
         target.comes(0.0, begins=False)

@@ -81,7 +81,7 @@ def test_a_sender_that_restarts_takes_the_receivers_count() -> None:
     assert known.outstanding_bytes == 10.0
 
 
-def test_an_error_in_the_counts_does_not_outlive_rest() -> None:
+def test_a_counting_error_is_gone_once_nothing_is_under_way() -> None:
     known = UnacknowledgedLoad()
     known.acknowledged(1, 0.0)
     known.sent(500)
@@ -108,7 +108,7 @@ def test_bytes_to_prefill_are_a_part_of_the_outstanding_ones(sent: list[tuple[fl
 
 @given(STEPS)
 @RUN
-def test_in_order_it_is_exact(steps: list[tuple[str, int]]) -> None:
+def test_the_outstanding_load_is_exact_if_all_messages_arrive_in_order(steps: list[tuple[str, int]]) -> None:
     """Requests travel, are counted, reported and answered, each in order: what no report knows of is outstanding."""
     known = UnacknowledgedLoad()
     known.acknowledged(1, 0.0)

@@ -25,7 +25,7 @@ def test_before_the_first_sample_there_is_no_evidence() -> None:
     assert Windows().read(5.0) == (0.0, 0.0)
 
 
-def test_what_a_stall_held_up_ends_together_and_is_one_window_of_many() -> None:
+def test_samples_delayed_by_one_stall_count_as_one_window() -> None:
     """Nine seconds of nothing, and then forty answers that all say forty times as much."""
     made = steady()
     for n in range(40):
@@ -81,7 +81,7 @@ def test_the_median_is_one_of_its_samples_and_its_evidence_falls_with_age(
 
 @given(st.floats(1e-5, 1e8), st.integers(3, 40))
 @RUN
-def test_a_single_sample_carries_nothing_off(odd: float, seconds: int) -> None:
+def test_a_single_outlier_hardly_moves_the_median(odd: float, seconds: int) -> None:
     made = steady(seconds=seconds)
     made.take(odd, seconds + 0.1)
     assert made.read(seconds + 0.1)[0] == pytest.approx(10.0, rel=0.03)

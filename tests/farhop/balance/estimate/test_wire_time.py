@@ -28,7 +28,7 @@ def test_jitter_is_tolerated_and_a_single_peak_is_ignored() -> None:
     assert wire.rtt_ms < 102.0
 
 
-def test_a_stray_one_of_the_first_pings_is_no_jitter() -> None:
+def test_a_single_slow_ping_after_the_start_does_not_count_as_jitter() -> None:
     """A process that has just started is late for reasons of its own: its own region would look as far as another."""
     wire = WireTime(1.0)
     wire.sample(30.0, 0.0)

@@ -78,7 +78,7 @@ def test_the_share_never_jumps_up(steps: list[tuple[float, float, str]]) -> None
             assert share < 0.75
 
 
-def test_a_silence_is_no_time_above() -> None:
+def test_time_without_reports_does_not_count_as_overload() -> None:
     guard = HotGuard(GuardConfig(hold_s=2.0))
     guard.used(0.95, 0.0)
     guard.used(0.95, 60.0)  # no report came in between

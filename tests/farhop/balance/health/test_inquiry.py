@@ -18,7 +18,7 @@ def test_an_attempt_that_has_not_begun_is_lost_when_its_upstream_does_not_know_i
     assert known.lost(5.0, None, WAY_S, 13.0, began=False)
 
 
-def test_where_the_way_broke_once_is_enough() -> None:
+def test_one_inquiry_is_enough_after_the_path_broke() -> None:
     known = Inquiry()
     known.path_broke = True
     assert not known.lost(4.0, 3.9, WAY_S, 10.0, began=False)

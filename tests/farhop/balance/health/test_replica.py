@@ -265,7 +265,7 @@ def test_a_forced_state_wins_over_death_and_expires() -> None:
     assert not machine.admit(1e9)
 
 
-def test_lifting_nothing_is_fine() -> None:
+def test_lifting_an_override_that_is_not_set_changes_nothing() -> None:
     override = ForcedState()
     override.lift()
     assert override.read(0.0) is None

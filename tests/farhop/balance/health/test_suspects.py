@@ -20,7 +20,7 @@ def test_a_request_that_ended_one_process_is_not_yet_suspect() -> None:
     assert made.quarantine(BODY, never, 110.0) is None
 
 
-def test_two_that_are_silent_are_enough_for_a_minute() -> None:
+def test_a_request_is_quarantined_while_two_processes_that_had_it_are_silent() -> None:
     made = Suspects()
     made.broke_off(BODY, A, 99.9, 100.0)
     made.broke_off(BODY, B, 100.9, 101.0)

@@ -176,7 +176,7 @@ def test_scope_fields_with_equal_concatenation_have_different_seeds() -> None:
 
 @given(LENGTHS, SEEDS)
 @RUN
-def test_marks_are_nodes_at_known_depths_and_none_is_far(n_bytes: int, seed: int) -> None:
+def test_marks_are_nodes_at_fixed_depths_and_reach_within_four_nodes_of_the_end(n_bytes: int, seed: int) -> None:
     nodes = chain(text(n_bytes), seed)
     found = marks(nodes)
     assert [nodes[marked_depth(n + 1) - 1] for n in range(len(found))] == list(found)

@@ -50,7 +50,7 @@ def test_a_path_that_lies_in_order_is_moved_whole() -> None:
     assert one.used_bytes == bytes_at(3) + bytes_at(2)
 
 
-def test_letting_go_begins_with_the_oldest_and_ends_the_node_with_its_last_holder() -> None:
+def test_eviction_takes_the_oldest_first_and_a_node_ends_with_its_last_holder() -> None:
     store, one, other = two()
     gone: list[int] = []
 

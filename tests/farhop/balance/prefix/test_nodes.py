@@ -35,12 +35,12 @@ def test_a_node_map_behaves_like_a_dict(steps: list[tuple[list[int], int, bool]]
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 walks every dict, whatever it holds")
-def test_the_collector_has_nothing_to_walk() -> None:
+def test_a_node_map_is_not_tracked_by_the_garbage_collector() -> None:
     nodes = NodeMap(range(10_000))
     assert not any(gc.is_tracked(part) for part in nodes.shards)
 
 
-def test_draining_forgets_as_it_goes() -> None:
+def test_draining_a_node_map_removes_nodes_gradually() -> None:
     nodes = NodeMap(range(2560))
     for count, _ in enumerate(nodes.drain()):
         assert 2560 - count - 10 <= len(nodes) <= 2560 - count + 10

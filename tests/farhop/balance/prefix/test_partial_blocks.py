@@ -45,7 +45,7 @@ def test_an_engine_that_found_less_than_the_blocks_and_a_prompt_that_ends_there_
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 40_000), st.floats(0, 40_000)), max_size=40))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_it_lies_between_nothing_and_less_than_the_next_block(blocks: list[tuple[int, float, float]]) -> None:
+def test_a_partial_block_is_always_shorter_than_the_next_whole_block(blocks: list[tuple[int, float, float]]) -> None:
     partial_blocks = PartialBlocks()
     prompts = [asked(b"%d" % n * 1000 * n) for n in range(10)]
     for n, predicted, found in blocks:

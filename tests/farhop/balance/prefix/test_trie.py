@@ -463,7 +463,7 @@ def test_all_nodes_goes_on_while_the_trie_changes() -> None:
 
 @given(st.sets(st.integers(0, 12_000), max_size=40))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_a_mask_is_spelt_out_as_it_was_spelt_in(slots: set[int]) -> None:
+def test_a_bit_mask_is_converted_back_to_its_slots(slots: set[int]) -> None:
     assert slots_of(sum(1 << slot for slot in slots)) == sorted(slots)
 
 

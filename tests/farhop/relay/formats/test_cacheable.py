@@ -240,7 +240,7 @@ def test_only_good_answers_are_complete(body: bytes, streams: bool, good: bool) 
     assert cacheable.complete(Kind.CHAT, body, stream=streams) == good
 
 
-def test_a_message_ends_in_its_own_way() -> None:
+def test_a_messages_stream_is_complete_only_with_message_stop_and_no_error() -> None:
     begun = b'event: message_start\ndata: {"type":"message_start"}\n\n'
     stop = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
     broke = b'event: error\ndata: {"type":"error","error":{}}\n\n'
@@ -256,7 +256,7 @@ def test_an_answer_that_is_not_understood_is_not_made_a_stream() -> None:
     assert cacheable.whole(Kind.MESSAGES, DONE) is None
 
 
-def test_an_answer_full_of_errors_that_are_none_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_with_very_many_null_errors_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """To look at each took 90 ms of 1 MiB."""
     looked, chunk = list[bytes](), cacheable._chunk
     monkeypatch.setattr(cacheable, "_chunk", lambda event: looked.append(event) or chunk(event))

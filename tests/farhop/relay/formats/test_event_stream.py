@@ -48,7 +48,7 @@ def test_events_are_those_of_the_standard(stream: bytes) -> None:
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("line", [b"", b":", b": ping"])
-def test_any_number_of_comments_and_blank_lines_is_one_piece(line: bytes, end: bytes) -> None:
+def test_consecutive_comments_and_blank_lines_are_passed_as_one_piece(line: bytes, end: bytes) -> None:
     """An upstream may write millions of such lines into one answer."""
     first, silence, second = b"data: a" + 2 * end, (line + 2 * end) * 1000, b": b" + end + b"data: c" + 2 * end
     assert list(each(first + silence + second)) == [first, silence, second]
@@ -58,7 +58,7 @@ def test_any_number_of_comments_and_blank_lines_is_one_piece(line: bytes, end: b
 
 @given(streams, streams)
 @settings(max_examples=1000, deadline=None, derandomize=True)
-def test_the_last_end_has_nothing_but_blank_lines_behind_those_before(before: bytes, stream: bytes) -> None:
+def test_the_end_of_the_last_whole_event_is_found(before: bytes, stream: bytes) -> None:
     found = [match.end() for match in ANY_END.finditer(stream)]
     end = last_end(stream)
     assert (end > 0) == bool(found)
@@ -76,17 +76,17 @@ def test_the_last_end_has_nothing_but_blank_lines_behind_those_before(before: by
         (b"\n\r", []), (b"\n\rx", [2]), (b"\r\n\r", []), (b"\r\n\rx", [3]), (b"\r\n", []), (b"\r", []),
     ],
 )  # fmt: skip
-def test_a_blank_line_ends_one_once_it_is_sure_to_be_blank(text: bytes, ends: list[int]) -> None:
+def test_an_event_ends_only_once_its_blank_line_is_certain(text: bytes, ends: list[int]) -> None:
     assert [found.end() for found in ANY_END.finditer(text)] == ends
 
 
 @pytest.mark.parametrize("event", [b"a\n\n", b"data:\n\n", b"a\r\r", b'"usage":{\n\n', b'{"error"\r\n\r\n'])
-def test_events_that_say_nothing_are_crowded(event: bytes) -> None:
+def test_a_chunk_full_of_tiny_events_counts_as_crowded(event: bytes) -> None:
     assert is_crowded(event * (65_536 // len(event)))
     assert not is_crowded(event * 64), "a few of them are no burden"
 
 
 @pytest.mark.parametrize("event", [b"data: " + b"x" * 54 + b"\n\n", b"event: a\r\ndata: " + b"x" * 40 + b"\r\n\r\n"])
-def test_events_of_an_engine_are_not_nor_are_comments_and_blank_lines(event: bytes) -> None:
+def test_engine_events_comments_and_blank_lines_do_not_count_as_crowded(event: bytes) -> None:
     for part in (event * 2000, b":\n\n" * 20_000 + event, b"\r" * 60_000, event + b": ping\n\n" * 9000 + event):
         assert not is_crowded(part)

@@ -67,7 +67,7 @@ def test_token_ids_added_for_resuming_are_hidden_from_the_client(with_ids: str, 
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=600), st.booleans())
-def test_a_prompts_ids_take_half_of_their_bytes_once_they_passed(prompt: list[int], spaced: bool) -> None:
+def test_kept_prompt_ids_are_packed_into_half_of_their_bytes(prompt: list[int], spaced: bool) -> None:
     kept, made = planned(), msgspec.json.encode(prompt)
     listed = made.replace(b",", b", ") if spaced else made
     event = b'data: {"id":"i","created":1,"model":"m","choices":[],"prompt_token_ids":%b}\n\n' % listed
@@ -96,7 +96,7 @@ def test_a_token_without_text_yet_is_computed_again(cut: int) -> None:
     assert progress.recomputed == 3 + cut
 
 
-def test_of_a_prompts_ids_nothing_is_made_before_the_first_token() -> None:
+def test_prompt_ids_are_not_parsed_one_by_one_before_the_first_token() -> None:
     """However many there are: no Python call for each, in either tier."""
 
     def calls(kind: type[ExactProgress], tokens: int) -> int:
@@ -201,7 +201,7 @@ def test_a_comment_before_its_first_event_does_not_end_what_could_go_on(comment:
     assert progress.why_not == ""
 
 
-def test_tools_and_reasoning_end_it() -> None:
+def test_tool_calls_reasoning_or_a_refusal_make_a_stream_not_resumable() -> None:
     for delta in (
         {"content": None, "tool_calls": [{"index": 0}]},
         {"reasoning": "so"},
@@ -288,7 +288,7 @@ def test_chat_sent_again_that_then_has_text_continues_from_that_text() -> None:
     assert (progress.target, body["prompt"], body["max_tokens"]) == (TARGET, [10, 1], 4)
 
 
-def test_an_end_that_was_sent_is_not_sent_again() -> None:
+def test_only_the_missing_parts_of_the_end_are_sent_after_a_break() -> None:
     """A connection may break behind the usage, or behind the last word and before the end of its framing."""
     usage = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}\n\n'
     done = b"data: [DONE]\n\n"
@@ -301,7 +301,7 @@ def test_an_end_that_was_sent_is_not_sent_again() -> None:
         assert (b'"usage"' in end, b"[DONE]" in end) == (lacks_usage, lacks_done)
 
 
-def test_at_the_limit_we_end_it() -> None:
+def test_a_stream_that_broke_at_its_token_limit_is_ended_with_reason_length() -> None:
     progress = planned(max_tokens=1)
     progress.take(chunk("one", [1], [10]))
     assert progress.left(0) == 0
@@ -331,7 +331,7 @@ def test_text_held_back_for_a_stop_comes_with_the_end_at_the_token_limit() -> No
     assert (end["delta"]["content"], end["finish_reason"]) == ("one", "length")
 
 
-def test_min_tokens_count_what_is_there() -> None:
+def test_min_tokens_of_a_continuation_is_reduced_by_the_tokens_already_sent() -> None:
     progress = planned(min_tokens=3)
     progress.take(chunk("one", [1], [10]))
     assert body_of(progress)["min_tokens"] == 2
@@ -388,7 +388,7 @@ def test_a_stream_without_token_ids_keeps_no_request_and_cannot_resume(kind: typ
     assert (progress.why_not, progress.held_bytes) == ("untold", 0)
 
 
-def test_text_without_ids_ends_it() -> None:
+def test_text_without_token_ids_makes_a_stream_not_resumable() -> None:
     """Else it would be said again."""
     progress = planned()
     progress.take(chunk("one", [1], [10]))
@@ -406,7 +406,9 @@ def test_text_without_ids_ends_it() -> None:
     ),
     st.integers(1, 3),
 )  # fmt: skip
-def test_the_short_way_and_the_long_one_say_the_same(tokens: list[tuple[str, list[int], bool]], joined: int) -> None:
+def test_the_fast_path_and_the_full_parser_agree_on_token_ids(
+    tokens: list[tuple[str, list[int], bool]], joined: int
+) -> None:
     """Events in the form of the one before, or in another; alone, or several at once."""
     short, long = planned(), planned()
     events = [

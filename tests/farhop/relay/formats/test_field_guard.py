@@ -195,7 +195,7 @@ def test_multimodal_processor_options_that_name_a_device_are_refused(name: str) 
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize"])
-def test_a_templates_arguments_are_not_its_callers(name: str) -> None:
+def test_chat_template_arguments_that_override_the_request_are_refused(name: str) -> None:
     with pytest.raises(BodyError, match=name):
         _read(CHAT | {"chat_template_kwargs": {"enable_thinking": False, name: "x"}})
     assert _read(CHAT | {"chat_template_kwargs": {"enable_thinking": False}}).model == "m"
@@ -232,7 +232,7 @@ def _with(part: dict[str, Any]) -> dict[str, Any]:
         {"type": "file", "file": {"file_id": "file-1"}},
     ],
 )
-def test_media_bring_their_data(part: dict[str, Any]) -> None:
+def test_media_without_inline_data_are_refused(part: dict[str, Any]) -> None:
     passage = {"content": [part]}
     for kind, body in (
         (Kind.CHAT, _with(part)),
@@ -311,7 +311,7 @@ def test_unknown_fields_are_counted_by_name_and_bounded() -> None:
     )
 
 
-def test_kserve_names_no_memory_and_no_state_of_others() -> None:
+def test_kserve_requests_may_not_name_shared_memory_or_sequence_ids() -> None:
     shared = {"shared_memory_region": "theirs", "shared_memory_byte_size": 8}
     tensor = {"name": "a", "datatype": "FP32", "shape": [1]}
     for body in (

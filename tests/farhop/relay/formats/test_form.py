@@ -153,7 +153,7 @@ def test_the_header_must_name_one_boundary(value: bytes) -> None:
     assert "boundary" in caught.value.detail
 
 
-def test_a_field_asked_for_stands_once_and_is_what_it_should_be() -> None:
+def test_a_form_field_that_is_repeated_or_of_the_wrong_kind_is_refused() -> None:
     twice = form.read(body(MODEL, MODEL), HEADERS)
     mixed = form.read(
         body(part(b"file", b"x"), FILE.replace(b'"file"', b'"model"'), part(b"long", b"x" * 1025)), HEADERS

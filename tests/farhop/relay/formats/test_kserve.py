@@ -54,7 +54,7 @@ def test_raw_tensors_stand_behind_the_json() -> None:
     ],
 )
 @pytest.mark.parametrize("tail", [b"", b"\xff{" * 9000])
-def test_tensors_of_many_parts_are_for_the_process_beside(heavy: list[Any], light: list[Any], tail: bytes) -> None:
+def test_requests_with_many_tensor_parts_count_as_heavy(heavy: list[Any], light: list[Any], tail: bytes) -> None:
     """They took the loop 10 to 15 ms."""
     for inputs, is_light in ((light, True), (heavy, False)):
         body = json.dumps({"inputs": inputs}).encode()
@@ -96,7 +96,7 @@ def test_a_bad_tensor_is_named(fields: Any, param: str) -> None:
     assert (caught.value.outcome, caught.value.param) == (outcome.INVALID_FIELD, param)
 
 
-def test_as_many_and_as_long_answers_are_counted_as_either_backend_may_read() -> None:
+def test_the_largest_answer_count_and_length_of_all_backends_readings_is_taken() -> None:
     for fields, most, answers in (
         ({"max_tokens": 1, "parameters": {"max_tokens": 900}}, 900, 1),
         ({"max_tokens": 900, "parameters": {"max_tokens": 1, "n": 3}}, 900, 3),

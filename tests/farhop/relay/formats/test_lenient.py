@@ -119,7 +119,7 @@ def test_limits_of_another_api_count_where_an_engine_may_read_them() -> None:
         assert read(kind, **{own: 1}, n_predict=-1).max_tokens is None
 
 
-def test_a_body_that_stands_as_its_api_has_it_is_read_once() -> None:
+def test_a_body_in_strict_form_needs_no_lenient_reading() -> None:
     for body in (b"{}", b'{"max_tokens":6,"stream":true,"stream_options":{"include_usage":false}}', b"[]", b"nonsense"):
         assert lenient.as_read(body) is None
 

@@ -108,7 +108,7 @@ def test_pictures_in_the_request_pass_and_are_counted() -> None:
     assert prompt.opaque_bytes > 400
 
 
-def test_to_count_costs_no_prompt() -> None:
+def test_a_count_tokens_request_has_no_prompt_and_no_output() -> None:
     prompt = read(Kind.COUNT_TOKENS)
     assert (prompt.canonical, prompt.max_tokens) == (b"", 0)
 

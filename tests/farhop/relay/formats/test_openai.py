@@ -250,7 +250,7 @@ def test_different_prompts_never_collide(a: Any, b: Any) -> None:
     assert (completion(a).canonical == completion(b).canonical) is same
 
 
-def test_text_and_tokens_and_chats_are_apart() -> None:
+def test_text_token_ids_and_chats_have_distinct_canonical_forms() -> None:
     spelled = {completion([0x61626364]).canonical, completion("abcd").canonical, chat([user("abcd")]).canonical}
     assert len(spelled) == 3
     assert completion(["a", "b"]).canonical != completion(["ab"]).canonical

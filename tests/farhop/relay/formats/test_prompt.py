@@ -14,7 +14,7 @@ MARKS = (prompt.ITEM, prompt.FIELD, prompt.PART, prompt.MEDIA, prompt.TOOLS, pro
 
 @given(st.text())
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_no_text_holds_a_mark(text: str) -> None:
+def test_separator_marks_are_distinct_and_occur_in_no_text(text: str) -> None:
     assert len(set(MARKS)) == len(MARKS)
     assert not [mark for mark in MARKS if mark in text.encode()]
 

@@ -63,7 +63,7 @@ def test_a_score_is_a_ranking_by_any_name(names: tuple[str, str]) -> None:
     assert read(Kind.SCORE, **{one: ["p", "q"], many: ["a", "b"]}).canonical == b"p\xf9a\xffq\xf9b"
 
 
-def test_the_tokenizer_costs_nothing() -> None:
+def test_tokenize_and_detokenize_requests_have_no_prompt_and_no_output() -> None:
     for prompt in (
         read(Kind.TOKENIZE, prompt="x" * 999),
         read(Kind.TOKENIZE, messages=[{"role": "user", "content": "x"}]),

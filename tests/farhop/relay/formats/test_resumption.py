@@ -93,12 +93,12 @@ def test_fields_with_their_default_do_not_prevent_resumption(more: dict[str, Any
     assert planned(**more).max_tokens == 9
 
 
-def test_a_seed_is_kept_and_none_is_given() -> None:
+def test_a_continuation_keeps_the_clients_seed_and_adds_none() -> None:
     assert b"seed" not in planned().members
     assert msgspec.json.decode(planned(seed=7).members)["seed"] == 7
 
 
-def test_of_the_body_no_more_is_held_than_is_kept() -> None:
+def test_a_resumption_plan_does_not_keep_the_request_body_alive() -> None:
     body = msgspec.json.encode({**ASKED, "temperature": 0.5, "seed": 7})
     before = sys.getrefcount(body)
     made = plan(CHAT, body)

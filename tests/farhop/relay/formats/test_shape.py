@@ -86,7 +86,7 @@ def test_a_skeleton_keeps_the_structure_of_its_body(monkeypatch: pytest.MonkeyPa
     check()
 
 
-def test_code_and_long_prompts_pass() -> None:
+def test_long_prompts_with_code_or_escapes_pass_the_shape_check() -> None:
     code = 'for (i = 0; i < n; i++) { a[i] = "{[,\\"'
     for text in (code * 30_000, "hello, world [1, 2, 3] " * 50_000, "\\" * 300_001, '"' * 300_000):
         shape.check(json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode())

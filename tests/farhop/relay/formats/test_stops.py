@@ -93,14 +93,14 @@ def test_text_that_could_begin_a_stop_string_is_held_back_until_it_is_certain() 
     assert [one["choices"][0]["text"] for one in shown] == ["", "x", "a"]
 
 
-def test_an_end_without_a_text_brings_what_was_held() -> None:
+def test_held_back_text_is_sent_with_an_end_event_without_text() -> None:
     stops = Stops(("abcd",), hides=True)
     stops.visible(event("xab", None, None, chat=True))
     mute = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop","stop_reason":null}]}\n\n'
     assert msgspec.json.decode(stops.visible(mute)[6:])["choices"][0]["delta"] == {"content": "xab"}
 
 
-def test_the_body_names_one_several_or_none() -> None:
+def test_stop_may_be_a_string_a_list_or_absent() -> None:
     assert [named(text) for text in (b'"a"', b'["a","b"]', b"[]", b"null", b'""')] == [
         ("a",), ("a", "b"), (), (), (),
     ]  # fmt: skip

@@ -70,7 +70,7 @@ def test_a_completion_goes_on_behind_its_prompt(answer: str) -> None:
     assert progress.target == TARGET
 
 
-def test_limits_by_either_name_and_by_none() -> None:
+def test_a_continuations_token_limit_is_reduced_under_either_name() -> None:
     progress = known(max_tokens=None, max_completion_tokens=7)
     progress.take(OPENING + chunk("x"))
     body = body_of(progress)
@@ -133,7 +133,7 @@ def test_events_that_make_a_stream_not_resumable(event: bytes, reason: str) -> N
 @pytest.mark.parametrize(
     "comment", [b": ping\n\n", b":\r\n\r\n", b': {"index":0,"content":"no","finish_reason":"stop"}\n\n']
 )
-def test_a_comment_is_no_event_of_it_wherever_it_stands(comment: bytes) -> None:
+def test_comments_in_a_stream_do_not_affect_its_resumption(comment: bytes) -> None:
     """Engines that take long to begin send some first: the stream's name comes with what says something."""
     progress = known()
     for events in (comment, comment + OPENING, chunk("The"), comment, chunk(" sea"), comment[:-1] + chunk(" is")):
@@ -146,7 +146,7 @@ def test_a_comment_is_no_event_of_it_wherever_it_stands(comment: bytes) -> None:
     assert b'"id":"chat-1"' in progress.at_limit()
 
 
-def test_half_a_character_is_in_the_way_until_the_next_token() -> None:
+def test_a_stream_ending_in_half_a_character_is_resumable_after_the_next_token() -> None:
     """So that a stream that is to leave waits for it, and is not given up for good."""
     progress = known()
     progress.take(OPENING + chunk("a\ufffd"))

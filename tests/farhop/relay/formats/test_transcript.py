@@ -127,7 +127,7 @@ def test_beyond_its_bound_nothing_is_read_and_nothing_kept() -> None:
     assert (made.pieces, made.result()) == (b"", ((), 0))
 
 
-def test_of_an_event_too_long_to_hold_nothing_is_read() -> None:
+def test_an_event_too_long_to_buffer_gives_no_transcript() -> None:
     made = Transcript(going_on(chat()))
     through = StreamTap(False, made)
     through.feed(b'data: {"choices":[{"delta":{"content":"before"}}]}\n\n')
@@ -172,11 +172,11 @@ def test_a_body_is_read(kind: Kind, answer: str, plain: bool) -> None:
         b"[]",
     ],
 )
-def test_of_other_bodies_nothing_is_read(document: bytes) -> None:
+def test_a_body_of_another_format_gives_no_transcript(document: bytes) -> None:
     assert _body_told(document, chat()) == ((), 0)
 
 
-def test_a_journey_keeps_less_than_a_block_of_its_prompt() -> None:
+def test_a_pending_transcript_keeps_less_than_one_block_of_its_prompt() -> None:
     kept = going_on(chat("x" * 100_000))
     assert len(kept.tail.remainder) < 4096 + 20
     assert continuation(chat(n=2), (), SEED) is None

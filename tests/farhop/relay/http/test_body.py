@@ -61,7 +61,7 @@ def test_a_length_reads_the_same_however_it_is_cut(payload, behind, cuts) -> Non
     assert fed(LengthBody(len(payload)), *cut(payload + behind, cuts)) == (payload, behind)
 
 
-def test_an_endless_body_takes_all() -> None:
+def test_a_body_without_a_length_reads_until_the_connection_ends() -> None:
     assert fed(EndlessBody(), b"a", b"b") == (b"ab", None)
 
 

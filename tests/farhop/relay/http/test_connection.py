@@ -377,7 +377,7 @@ async def test_the_budget_bounds_heads_too(stage: Any, request_: bytes) -> None:
     assert (await s.ask(request_)).status == 503
 
 
-async def test_a_head_in_parts_is_given_back(stage: Any) -> None:
+async def test_the_budget_taken_by_a_partial_head_is_returned(stage: Any) -> None:
     s = await stage()
     c = await s.client()
     await c.send(GET_HERE[:-4])

@@ -69,7 +69,7 @@ async def test_flush_writes_to_open_connections_only(monkeypatch: pytest.MonkeyP
     assert a.calls == [[b"1"]]
 
 
-async def test_few_chunks_go_at_once_and_overtake_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_few_chunks_are_written_at_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     cork, a, b = crowded(monkeypatch), Wire(), Wire()
     to_a: Any = a
     to_b: Any = b

@@ -9,7 +9,7 @@ def fields() -> Fields:
     return Fields(lambda name: name.startswith(b"a"), lambda name: name == b"host")
 
 
-def test_lines_are_sorted() -> None:
+def test_a_header_line_is_split_and_marked_as_read_here_or_forwarded() -> None:
     lines = fields()
     assert lines.read(b"Accept:  x ") == (b"accept", b"x", b"accept: x\r\n", False)
     assert lines.read(b"Host: h") == (b"host", b"h", b"", True)

@@ -177,7 +177,7 @@ def test_an_upgrade_is_not_made() -> None:
     assert made.keep_alive
 
 
-def test_lists_may_be_split() -> None:
+def test_list_headers_may_be_repeated() -> None:
     made = read(HOST, "connection: X-A", "connection: close, x-b", "x-a: 1", "x-b: 2", "x-c: 3")
     assert made.onward == b"x-c: 3\r\n"
     assert made.get(b"connection") == b"X-A,close, x-b"

@@ -127,7 +127,7 @@ async def test_a_port_that_is_taken_is_named(stage: Any) -> None:
             await second.open("127.0.0.1", s.port, reuse_port=reuse_port)
 
 
-async def test_several_may_share_a_port_and_each_gets_some(stage: Any) -> None:
+async def test_listeners_that_share_a_port_each_get_connections(stage: Any) -> None:
     (port,) = free_ports(1)
     s = await stage()
     pair = [Listener("client", s.handler, ClientLimits(), s.budget) for _ in range(2)]

@@ -214,7 +214,7 @@ async def test_only_the_longest_silent_are_asked_about(stage: Any, monkeypatch: 
     assert s.relay.quiet(s.upstream.address) == [attempt]
 
 
-async def test_engines_are_not_asked(stage: Any) -> None:
+async def test_engines_are_not_asked_about_silent_attempts(stage: Any) -> None:
     s = await stage()
     attempt = await swallowing(s)
     attempt.last_activity_at -= 9.0

@@ -200,7 +200,7 @@ async def test_an_engine_that_is_not_there(stage: Any) -> None:
     assert s.tier.attempts == [(1, "connect_failed"), (2, "served")]
 
 
-async def test_both_silent_is_reported_of_the_first(stage: Any) -> None:
+async def test_if_both_engines_are_silent_the_timeout_is_reported_for_the_first(stage: Any) -> None:
     s, engines = await _together(stage, upstream_limits=UpstreamLimits(first_byte_s=0.5))
     engines.silent = {"prefill", "decode"}
     assert (await s.ask(post(msgspec.json.encode(BODY)))).status == 200

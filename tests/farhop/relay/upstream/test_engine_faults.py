@@ -82,7 +82,7 @@ def test_no_error_takes_long_to_read(word: bytes) -> None:
     assert min(took) < 4e-3
 
 
-def test_of_errors_one_after_another_the_last_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_of_many_error_events_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error is a stream's last event but for `[DONE]`: each of 16 KiB of them was read, for 15 ms."""
     read = list[bytes]()
     monkeypatch.setattr(engine_faults, "in_event", lambda event: read.append(event) or in_event(event))
@@ -246,7 +246,7 @@ def test_other_refusals_pass_as_they_are_and_so_do_long_ones() -> None:
 
 
 @pytest.mark.parametrize("page", REFUSED, ids=lambda page: f"{page.engine}-{page.name}")
-def test_real_engines_pages_for_length(page: Page) -> None:
+def test_length_refusals_are_told_from_other_errors_in_real_engines_pages(page: Page) -> None:
     assert is_too_long(page.body) == ("too-long" in page.name or "context" in page.name)
 
 

@@ -209,7 +209,7 @@ async def test_a_kept_connection_that_is_dead_is_reported_and_asking_again_is_th
     assert len(s.upstream.lines) == 2
 
 
-async def test_asked_again_it_meets_no_second_connection_that_was_kept(stage: Any) -> None:
+async def test_a_retry_after_a_dead_kept_connection_uses_a_new_connection(stage: Any) -> None:
     """llama.cpp's server closes kept connections while others wait for it: else one request would meet several."""
     s = await stage()
     s.flow.addresses.append(s.upstream.address)
@@ -289,7 +289,7 @@ async def test_a_server_may_say_that_it_waited_long_enough(stage: Any) -> None:
     assert s.pool.connections == 1
 
 
-async def test_asked_again_it_gets_a_connection_that_did_not_rest_as_long(stage: Any) -> None:
+async def test_a_retry_does_not_use_a_connection_idle_as_long_as_the_dead_one(stage: Any) -> None:
     s = await stage()
     s.flow.addresses.append(s.upstream.address)
     go = asyncio.Event()
@@ -586,7 +586,7 @@ async def test_a_whole_answer_beyond_its_own_limit_is_nobodys_failure(stage: Any
     await until(lambda: s.upstream.gone == 1)
 
 
-async def test_interim_answers_are_for_us(stage: Any) -> None:
+async def test_interim_1xx_answers_are_not_passed_to_the_client(stage: Any) -> None:
     s = await stage()
     interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
     s.upstream.answer = lambda _m: interim + plain(b"{}")

@@ -206,7 +206,7 @@ def test_a_broken_answer_breaks_for_every_reader_after_what_it_has_not_read() ->
     assert {reason for _, reason in owner.ended} == {outcome.DIED_MID_STREAM}
 
 
-def test_that_we_stop_is_why_all_end() -> None:
+def test_all_readers_of_a_shared_answer_end_with_reason_stopping_at_a_stop() -> None:
     one, owner, upstream, _ = shared()
     other, wire = reader(owner)
     one.join(other)

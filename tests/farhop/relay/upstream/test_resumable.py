@@ -74,7 +74,7 @@ def in_turns(tap: ExactTap, data: bytes) -> bytes:
     return b"".join(tap.feed(data[at : at + EVENTS_A_TURN]) for at in range(0, len(data), EVENTS_A_TURN))
 
 
-def test_an_event_is_as_long_as_the_ids_of_its_prompt_make_it() -> None:
+def test_an_event_with_the_ids_of_a_long_prompt_is_read_and_stripped() -> None:
     ours = owner(1 << 30)
     progress = ours.of(CHAT, BODY, "acme", "m")
     assert progress is not None
@@ -86,7 +86,7 @@ def test_an_event_is_as_long_as_the_ids_of_its_prompt_make_it() -> None:
 
 
 @pytest.mark.parametrize("cut", [*range(1, 60), 1000])
-def test_wherever_such_an_event_is_cut_it_is_waited_for(cut: int) -> None:
+def test_an_event_with_prompt_ids_cut_anywhere_is_held_until_it_is_whole(cut: int) -> None:
     ours = owner(1 << 30)
     progress = ours.of(CHAT, BODY, "acme", "m")
     assert progress is not None

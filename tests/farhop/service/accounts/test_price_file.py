@@ -71,6 +71,6 @@ async def test_prices_that_rewrite_the_past_or_cannot_be_read_change_nothing(
     assert (one.changes, one.file.trouble) == (1, "")
 
 
-def test_there_is_a_book_to_begin_with(tmp_path: Path) -> None:
+def test_a_missing_price_file_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         PriceFile(tmp_path / "none.yaml", lambda: NOW_S)

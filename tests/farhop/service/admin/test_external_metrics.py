@@ -12,7 +12,7 @@ TOLD = {"paris": {"llama": 3, "org/qwen": 2}, "tokyo": {"llama": 5}}
 AT = datetime(2026, 11, 22, 20, 50, 1, 999_999, tzinfo=UTC)
 
 
-def test_the_list_of_those_that_match() -> None:
+def test_matching_metrics_are_listed_in_the_form_of_the_kubernetes_api() -> None:
     assert external.values(TOLD, external.selector("region=paris,model=llama"), AT) == {
         "kind": "ExternalMetricValueList",
         "apiVersion": "external.metrics.k8s.io/v1beta1",

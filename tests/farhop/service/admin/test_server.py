@@ -85,7 +85,9 @@ async def test_pages_of_other_sites_learn_nothing_and_do_nothing(up: Both, http:
         assert 'farhop_admin_requests_refused_total{reason="other_site"' in await answer.text()
 
 
-async def test_alive_and_ready(up: Both, http: aiohttp.ClientSession, engine: Engine) -> None:
+async def test_healthz_and_readyz_report_liveness_and_readiness(
+    up: Both, http: aiohttp.ClientSession, engine: Engine
+) -> None:
     for path in ("/healthz", "/readyz"):
         for url in _urls(up, path):
             async with http.get(url) as answer:

@@ -267,7 +267,7 @@ def _requests(up: Both) -> int:
         (b",".join([b"a" * 60] * 20), None),
     ],
 )
-def test_the_places_of_a_wish(value: bytes | None, places: tuple[str, ...] | None) -> None:
+def test_the_places_of_an_allow_header_are_read(value: bytes | None, places: tuple[str, ...] | None) -> None:
     assert narrow_of(value) == places
 
 

@@ -63,7 +63,7 @@ def asked(link: socket.socket, what: Job, body: bytes) -> ParsedBody:
 
 
 @pytest.mark.parametrize("what", list(crafted(2048)))
-def test_over_the_wire_comes_what_is_read_here(wire: socket.socket, what: str) -> None:
+def test_the_reader_process_returns_what_reading_in_process_gives(wire: socket.socket, what: str) -> None:
     path, body = made(40_000)[what]
     for scope in (None, "acme"):
         wanted = job(KINDS[path], scope=scope, hashed=True, signed=True, session_field="user")

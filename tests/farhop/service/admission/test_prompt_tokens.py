@@ -71,14 +71,16 @@ class Read:
         self.started.append((request.tokens, since))
 
 
-async def test_a_short_one_is_read_on_the_spot() -> None:
+async def test_a_short_prompt_is_tokenized_at_once() -> None:
     read = Read()
     read.start_with_tokens(SHORT, lambda _: True, since=3.0)
     assert (read.asked, read.started) == (["now"], [(ALL, 3.0)])
 
 
 @pytest.mark.parametrize("beginning", [HEAD, None])
-async def test_a_long_one_waits_while_its_decision_goes_by_more(beginning: Tokens | None) -> None:
+async def test_a_long_prompt_waits_for_all_its_tokens_if_its_beginning_does_not_decide(
+    beginning: Tokens | None,
+) -> None:
     read = Read(beginning)
     read.start_with_tokens(LONG, lambda _: True)
     assert (read.asked, read.started) == (["beginning", "later"], [])
@@ -87,7 +89,7 @@ async def test_a_long_one_waits_while_its_decision_goes_by_more(beginning: Token
     assert read.started == [(ALL, NOW)], "it would have begun when it came"
 
 
-async def test_one_that_cannot_be_read_or_not_in_time_goes_on_without() -> None:
+async def test_a_prompt_that_cannot_be_tokenized_in_time_continues_without_tokens() -> None:
     read = Read()
     read.start_with_tokens(LONG, lambda _: True, since=3.0)
     read.later.set_result(None)
@@ -136,7 +138,7 @@ async def test_tokens_of_a_request_already_sent_are_not_needed() -> None:
     assert (read.asked, read.started) == ([], [(None, 0.0)])
 
 
-async def test_a_question_is_answered_at_once_whatever_it_takes() -> None:
+async def test_an_explain_request_is_tokenized_at_once_however_long() -> None:
     read = Read()
     read.start_with_tokens(SHORT, lambda _: True)
     for kind, tokens in ((Kind.CHAT, ALL), (Kind.EMBEDDINGS, None)):

@@ -119,7 +119,7 @@ def test_the_one_model_there_is_need_not_be_named() -> None:
 
 
 @pytest.mark.parametrize("read", ["read", "apart", "compose"])
-def test_where_a_body_wants_to_stay_binds_before_anything_is_decided(read: str) -> None:
+def test_a_residency_field_in_the_body_narrows_the_request_before_the_decision(read: str) -> None:
     def asked(geo: str) -> tuple[Request, Any]:
         body = text(inference_geo=geo)
         exchange, made = came(body), reader()

@@ -107,7 +107,7 @@ MATCHES = HeaderMatchReader(Wanted())
 BOTH = b"accept: */*\r\nx-canary: yes\r\ncookie: a=1; ab=b; c=2\r\n"
 
 
-def test_what_is_borne_is_found_and_nothing_else() -> None:
+def test_only_headers_and_cookies_that_match_a_rule_exactly_are_found() -> None:
     assert MATCHES.header_matches("llama", BOTH) == (CANARY, COOKIE)
     assert MATCHES.header_matches("qwen", BOTH) == ()
     assert MATCHES.header_matches("llama", b"x-canary: no\r\nx-canary: yes\r\ncookie: ab=a\r\n") == (CANARY,)

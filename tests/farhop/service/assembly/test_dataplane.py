@@ -44,7 +44,7 @@ def plane(limits: Limits, aside: int = 0) -> tuple[DataPlane, list[str]]:
     return DataPlane(config, SimpleNamespace(log=log, logger=log, metrics=metrics), "tls", None, aside), seen  # type: ignore[arg-type]
 
 
-async def test_clients_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_connection_limit_leaves_file_descriptors_for_other_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _which: (10_256, 20_000))
     problems: list[str] = []
     for connections_max in (4000, 4001):

@@ -16,7 +16,7 @@ from farhop.service.config.region_connections import RegionConnections
 PROCESS = {"region": "virginia", "instance": "d1", "admin": {"port": 1}}
 
 
-def test_addresses_and_silence() -> None:
+def test_addresses_are_parsed_and_the_silence_limit_follows_the_ping_interval() -> None:
     assert address_of("10.0.0.1:80") == Address("10.0.0.1", 80)
     assert address_of("[fd00::1]:80") == Address("fd00::1", 80)
     assert (silence_s(0.1), silence_s(3.0)) == (1.0, 6.0)

@@ -38,7 +38,7 @@ from regional_lb.app.main import RegionalBalancer
 from topology.load import shipped
 
 if TYPE_CHECKING:
-    from farhop.service.process.lifecycle import Balancer
+    from farhop.service.process.lifecycle import Daemon
 
 ZONE = {"zone": "entry.example", "servers": ["ns1.entry.example"], "addresses": {"ns1.entry.example": ["192.0.2.53"]},
         "names": [{"name": "api.entry.example", "families": ["ipv4"]}]}  # fmt: skip
@@ -103,9 +103,9 @@ async def test_a_process_waits_for_its_etcd(tier: str, tmp_path: Path, monkeypat
     etcd = EmbeddedEtcd(port=port, folder=tmp_path / "etcd")
     kind, process, _ = OF_EACH[tier]
     config = load(kind, written(tmp_path, tier, etcd.endpoint, admin))
-    balancer: Balancer = process(config, stores.world(config), Random(1))
+    daemon: Daemon = process(config, stores.world(config), Random(1))
     with capture_logs() as lines:
-        opening = asyncio.create_task(balancer.open())
+        opening = asyncio.create_task(daemon.open())
         try:
             await waits(admin, etcd.endpoint)
             assert not opening.done()
@@ -122,7 +122,7 @@ async def test_a_process_waits_for_its_etcd(tier: str, tmp_path: Path, monkeypat
         finally:
             opening.cancel()
             await asyncio.wait((opening,))
-            await balancer.close()
+            await daemon.close()
     told = [line["event"] for line in lines if "etcd" in line["event"]]
     assert told[0] == "waiting for etcd"
     assert told[-1] == "etcd answers"

@@ -119,7 +119,7 @@ async def test_where_no_entry_is_known_the_law_is_the_answer(up: Both) -> None:
     assert "entry allows only eu" in answer.json["error"]["message"]
 
 
-async def test_a_wish_narrows_and_never_widens(up: Both) -> None:
+async def test_the_allow_header_narrows_the_lawful_regions_and_never_widens_them(up: Both) -> None:
     assert (await send(up.entry, chat(x_farhop_allow="us, jp"))).status == 200
     nowhere = await send(up.entry, chat(x_farhop_allow="atlantis"))
     assert (nowhere.status, nowhere.code) == (451, "no_lawful_region")
@@ -130,13 +130,13 @@ async def test_a_wish_narrows_and_never_widens(up: Both) -> None:
 
 
 @pytest.mark.parametrize("wish", ["", ",", "eu,,jp", "eu jp", "a" * 65, ",".join(["eu"] * 33)])
-async def test_a_malformed_wish_is_refused(up: Both, wish: str) -> None:
+async def test_a_malformed_allow_header_is_refused(up: Both, wish: str) -> None:
     answer = await send(up.entry, chat(x_farhop_allow=wish))
     assert (answer.status, answer.code) == (400, "invalid_field")
     assert answer.json["error"]["param"] == "x-farhop-allow"
 
 
-async def test_a_wish_given_twice_is_refused(up: Both) -> None:
+async def test_an_allow_header_given_twice_is_refused(up: Both) -> None:
     """Two lists could be read as one or as the other: neither would be sure to narrow."""
     twice = chat(x_farhop_allow="eu").replace(b"host: farhop\r\n", b"host: farhop\r\nx-farhop-allow: us\r\n")
     assert (await send(up.entry, twice)).status == 400

@@ -104,7 +104,7 @@ def test_files_that_cannot_be_used_are_named(folder: Path, names: dict[str, str]
     assert "PRIVATE" not in str(caught.value)
 
 
-def test_half_a_pair_and_a_clock_that_is_behind(folder: Path) -> None:
+def test_a_certificate_without_key_or_not_yet_valid_is_refused(folder: Path) -> None:
     with pytest.raises(TlsError, match="cert_file, key_file: give both or neither"):
         load(files(folder, False, cert_file="server.crt"), now())
     with pytest.raises(TlsError, match=r"cert_file: .*server.crt: not valid before .*check the clock"):
@@ -137,7 +137,7 @@ def test_changed_certificates_are_taken_up_and_broken_ones_are_not(tmp_path: Pat
     assert held.trouble is None
 
 
-def test_a_link_that_is_turned_is_a_change(tmp_path: Path) -> None:
+def test_a_certificate_replaced_by_a_symlink_swap_is_reloaded(tmp_path: Path) -> None:
     """As Kubernetes renews a mounted secret: the files are links into a folder that is replaced whole."""
     authority = Authority(tmp_path)
     for name in ("old", "new"):
@@ -182,7 +182,9 @@ async def test_certificate_changes_are_logged_once_and_gauges_show_the_state(tmp
     assert manager.stale() == {"tier.tls": 0.0}
 
 
-async def test_the_files_are_looked_at_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_certificate_files_are_checked_for_changes_periodically(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logs.configure("regional", "virginia", "r1", stream=io.StringIO())
     monkeypatch.setattr(certificates, "LOOK_S", 0.01)
     authority, pair, _ = _held(tmp_path)

@@ -39,7 +39,7 @@ def problems(folder: Path, text: str | bytes | dict[str, Any]) -> list[str]:
     return caught.value.problems
 
 
-def test_a_good_one_has_its_defaults(tmp_path: Path) -> None:
+def test_a_valid_configuration_gets_the_defaults(tmp_path: Path) -> None:
     config = loaded(tmp_path, document(limits={"drain_s": 0}, log_level="INFO"))
     assert config.topology == "three-regions"
     assert config.admin.host == "127.0.0.1"
@@ -211,11 +211,13 @@ def test_an_impossible_admin_port_is_refused_by_name(admin: Any, fields: dict[st
         ({"advertise": "[fd00::7]:8443"}, "", "[fd00::7]:8443"),
     ],
 )
-def test_where_operators_reach_it(admin: Any, fields: dict[str, Any], host: str, reached: str) -> None:
+def test_the_advertised_admin_address_follows_the_configuration(
+    admin: Any, fields: dict[str, Any], host: str, reached: str
+) -> None:
     assert admin(**fields).reached_at(9, host) == reached
 
 
-def test_what_streams_may_go_on_by_as_yaml_has_it() -> None:
+def test_the_resume_mode_is_read_by_model_and_yaml_off_is_accepted() -> None:
     text = process.ResumeConfig.model_validate(yaml.safe_load("{mode: off, modes: {m: text, o: off}}"))
     assert [text.of(model) for model in ("m", "o", "another")] == ["text", "off", "off"]
     assert text.on

@@ -107,7 +107,7 @@ def test_law_of_a_later_epoch_replaces_the_present_one_and_shows_its_author(stag
 
 
 @pytest.mark.parametrize("older", [2, 1])
-def test_an_older_one_never_undoes_it_even_after_a_wipe_and_a_restore(stage, older):
+def test_a_law_of_an_older_epoch_is_refused_even_after_etcd_was_wiped(stage, older):
     stage.apply(snapshot(document(3)))
     assert stage.apply(LOST, snapshot(), snapshot(document(older, "us"), 2)) == []
     assert stage.lawful() == {"frankfurt"}
@@ -131,7 +131,7 @@ def test_authors_clocks_an_hour_apart_are_shown_and_not_compared(stage):
     assert stage.apply(put(document(2, at="2027-01-01T00:00:00Z"))) == []
 
 
-def test_another_of_the_same_epoch_changes_nothing_and_is_logged(stage):
+def test_a_different_law_of_the_same_epoch_changes_nothing_and_is_logged(stage):
     stage.apply(snapshot(document(3)))
     assert stage.apply(put(document(3, "us"))) == []
     assert stage.lawful() == {"frankfurt"}
@@ -173,7 +173,7 @@ def test_many_faults_are_logged_in_few_lines(stage):
     assert stage.book.trouble[-1] == "and 30 more"
 
 
-def test_listed_again_it_is_no_change_and_restored_no_problem(stage):
+def test_the_same_law_after_an_outage_or_a_deletion_is_no_change(stage):
     stage.apply(snapshot(document(3)))
     assert stage.apply(LOST) == []
     assert stage.book.status()["etcd_out_of_reach"] == "connection refused"
@@ -224,7 +224,7 @@ def remap(stage, other) -> list[str]:
     return []
 
 
-def test_a_map_is_taken_under_the_law_in_force(stage):
+def test_a_changed_map_is_adopted_without_a_change_of_law(stage):
     stage.apply(snapshot(document(3)))
     assert remap(stage, world(paris={"country": "fr"}, virginia=None)) == []
     assert stage.lawful() == {"frankfurt", "paris"}
@@ -318,7 +318,7 @@ def test_metrics_show_the_epoch_and_that_something_is_wrong(stage):
 
 
 @pytest.mark.parametrize("inline", [0, 1 << 20])
-async def test_from_a_store_small_ones_at_once_and_large_ones_beside_the_loop(monkeypatch, inline):
+async def test_small_laws_are_parsed_inline_and_large_ones_in_a_thread(monkeypatch, inline):
     monkeypatch.setattr(lawbook, "INLINE_BYTES_MAX", inline)
     cluster = MemoryCluster()
     writer, reader = MemoryStore(Random(1), cluster), MemoryStore(Random(2), cluster)
@@ -362,7 +362,7 @@ def sealed(epoch, *allow, by=OPS, place=LAW_KEY) -> bytes:
     return by.seal(place, document(epoch, *allow))
 
 
-def test_where_a_key_is_configured_only_its_signature_counts():
+def test_with_a_configured_key_only_laws_with_its_signature_are_accepted():
     stage = Stage(keys=KEYS)
     assert stage.apply(snapshot(document(50, "us"))) == []
     assert stage.apply(put(sealed(51, by=INTERN)), put(sealed(52, by=signer("stranger")))) == []
@@ -379,12 +379,12 @@ def test_where_a_key_is_configured_only_its_signature_counts():
     assert stage.book.status()["trouble"] == []
 
 
-def test_where_none_is_a_signed_one_is_read_and_shown_as_unverified(stage):
+def test_without_a_configured_key_a_signed_law_is_used_and_shown_as_unverified(stage):
     assert stage.apply(snapshot(sealed(3)), put(document(4))) == [3, 4]
     assert (stage.book.status()["signed_by"], stage.book.status()["must_be_signed"]) == (None, False)
 
 
-def test_of_one_law_signed_and_not_the_signed_one_is_held():
+def test_a_signed_copy_of_the_law_in_force_is_no_change_and_no_problem():
     keyless = Stage()
     keyless.apply(snapshot(document(3)))
     assert keyless.apply(put(sealed(3))) == []

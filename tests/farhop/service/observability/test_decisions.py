@@ -46,7 +46,7 @@ def test_no_record_that_may_not_stay_is_read_before_it_was_judged() -> None:
     assert len(decisions) == 5
 
 
-def test_what_one_law_was_not_asked_about_is_forgotten_when_the_next_comes() -> None:
+def test_records_not_yet_judged_under_one_law_are_dropped_when_the_next_arrives() -> None:
     decisions = Decisions()
     for name in "abcd":
         decisions.put(name, lambda name=name: {"id": name})

@@ -32,7 +32,7 @@ def rows_of(recording: Recording) -> list[dict[str, Any]]:
     return [json.loads(row) for row in recording.rows]
 
 
-def test_lengths_moments_and_pauses() -> None:
+def test_a_recording_has_lengths_start_times_and_pauses_by_session() -> None:
     recording = Recording(SALT.encode())
     recording.add(request(session=7), "tokyo", 100.0, 103.0, Usage(1125, 40))
     recording.add(request(soft_session=9, tools=True), "tokyo", 101.0, 102.0, Usage(1125, 1))
@@ -67,7 +67,7 @@ def test_a_recording_shows_shared_prompt_prefixes_and_nothing_else(one: int, oth
         assert all(size >= 0 for _, size in row["blocks"])
 
 
-def test_no_name_and_no_hash_that_another_recording_knows() -> None:
+def test_a_recording_has_no_names_and_no_hashes_in_common_with_another() -> None:
     rows = []
     for salt in (SALT, SALT[::-1]):
         recording = Recording(salt.encode())

@@ -10,7 +10,7 @@ PROGRAM = """
 import os, signal, sys
 from farhop.service.process import lifecycle
 
-class Balancer:
+class Daemon:
     async def open(self):
         os.kill(os.getpid(), signal.SIGTERM)
         return f"{sys.getswitchinterval():g}"
@@ -21,7 +21,7 @@ class Balancer:
     def reload(self):
         pass
 
-lifecycle.run("test", Balancer)
+lifecycle.run("test", Daemon)
 """
 
 

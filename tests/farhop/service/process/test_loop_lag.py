@@ -9,7 +9,7 @@ from farhop.service.process import loop_lag
 from farhop.service.process.loop_lag import LoopLag
 
 
-def test_the_worst_of_late_and_the_sum() -> None:
+def test_loop_lag_gives_the_worst_recent_delay_and_the_total() -> None:
     made = LoopLag()
     assert made.worst_s() == made.total_s == 0.0
     for late_s in (0.001, 0.5, -0.001, 0.002):

@@ -72,7 +72,7 @@ async def test_the_watchdog_is_fed_from_the_loop_until_the_end(manager: socket.s
     "environment",
     [{}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "soon"}, {"WATCHDOG_USEC": ""}],
 )
-async def test_no_watchdog_that_is_for_another_or_makes_no_sense(
+async def test_a_watchdog_setting_that_is_invalid_or_for_another_process_is_ignored(
     manager: socket.socket, environment: dict[str, str]
 ) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname(), **environment})

@@ -46,7 +46,7 @@ def test_a_prompts_full_blocks_are_held_until_they_are_dropped_once() -> None:
     assert (core.kv.referenced, core.kv.cached) == (0, 3)
 
 
-def test_others_leave_nothing_held() -> None:
+def test_a_request_without_transfer_leaves_no_blocks_held() -> None:
     core = EngineCore(GPU)
     _computed(core, _sequence("a", b"x" * 130, keeps=False))
     assert (len(core.held), core.kv.referenced) == (0, 0)

@@ -67,7 +67,7 @@ def test_referenced_blocks_are_never_evicted() -> None:
     assert cache.usage == 1
 
 
-def test_two_that_compute_the_same_end_up_sharing() -> None:
+def test_two_sequences_that_compute_the_same_blocks_share_them() -> None:
     cache = PagedCache(CAPACITY)
     tables = [BlockTable(), BlockTable()]
     for table in tables:

@@ -5,7 +5,7 @@ import pytest
 from farhop_lab.engine.core.profiles import PROFILES, Profile
 
 
-def test_figures_of_the_field() -> None:
+def test_gpu_profiles_match_published_figures() -> None:
     l4 = PROFILES["l4"]
     assert 512 * l4.prefill_ms_per_token == pytest.approx(302, abs=3)
     assert l4.kv_tokens == pytest.approx(25_000, rel=0.01)

@@ -220,7 +220,7 @@ def test_abort_frees_a_sequence_at_once_in_any_state() -> None:
     assert (book.core.kv.referenced, book.core.running, book.core.waiting) == (0, 0, 0)
 
 
-def test_the_line_is_bounded_and_an_id_is_used_once() -> None:
+def test_the_engine_queue_is_bounded_and_a_request_id_in_use_is_refused() -> None:
     core = EngineCore(GPU, waiting_max=1)
     core.submit(Sequence("a", EngineRequest(b"x"), VOICE, GPU), 0)
     assert core.full

@@ -60,7 +60,7 @@ def test_a_texts_ids_are_of_31_bits_and_say_the_text(text: str) -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_any_number_is_some_token(number: int) -> None:
+def test_any_token_id_maps_to_bytes(number: int) -> None:
     """Also one that no text has: what a client sends as ids is anything. Those that a text may have are that one's."""
     assert len(bytes_of(number)) == TOKEN_BYTES
     assert number >= len(text_module.PAIRS) ** 2 or id_of(bytes_of(number)) == number
@@ -97,7 +97,7 @@ def test_answers_are_as_long_as_asked_in_the_mean() -> None:
     assert sum(lengths) / len(lengths) == pytest.approx(50, rel=0.08)
 
 
-def test_an_end_that_may_not_be_is_written_over() -> None:
+def test_an_answer_does_not_end_while_the_end_is_forbidden() -> None:
     writer = TextWriter(b"prompt", 0, 1)  # a mean of one token: the end is always next
     assert writer.write(may_end=False) in VOCABULARY
     assert writer.write(may_end=True) == b""

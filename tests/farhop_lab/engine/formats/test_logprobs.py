@@ -13,7 +13,7 @@ PAGES = Path(__file__).parents[3] / "pages" / "vllm-0.32.0"
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 
 
-async def test_each_token_of_a_chat_has_those_of_its_place(replica: Any) -> None:
+async def test_each_token_of_a_chat_has_its_own_logprobs(replica: Any) -> None:
     engine = await replica()
     given = {**CHAT, "logprobs": True, "top_logprobs": 3, "max_tokens": 40}
     document = await engine.ask("/v1/chat/completions", **given)
@@ -36,7 +36,7 @@ async def test_each_token_of_a_chat_has_those_of_its_place(replica: Any) -> None
     assert [one for each in streamed[1:] for one in each["content"]] == content
 
 
-async def test_the_end_is_a_token_too_and_none_are_ranked_unless_asked_for(replica: Any) -> None:
+async def test_logprobs_include_the_end_token_and_are_absent_unless_requested(replica: Any) -> None:
     engine = await replica(mean_output_tokens=3.0)
     (choice,) = (await engine.ask("/v1/chat/completions", **CHAT, logprobs=True))["choices"]
     assert choice["finish_reason"] == "stop"
@@ -75,7 +75,9 @@ async def test_a_completions_form(replica: Any) -> None:
         ("/v1/completions", {"prompt": "a", "logprobs": 1, "echo": True}, "none of a prompt that it echoes"),
     ],
 )
-async def test_what_it_has_not_is_refused(replica: Any, path: str, more: dict[str, Any], says: str) -> None:
+async def test_unsupported_logprobs_options_are_refused(
+    replica: Any, path: str, more: dict[str, Any], says: str
+) -> None:
     engine = await replica()
     async with engine.post(path, **more) as response:
         error = (await response.json())["error"]

@@ -90,7 +90,7 @@ def test_unsupported_request_is_refused(of: str, fields: dict[str, Any], param: 
     assert caught.value.param == (param or "input")
 
 
-def test_no_tokens_no_text() -> None:
+def test_tokenize_without_text_and_detokenize_of_invalid_ids_are_refused() -> None:
     for refused in (lambda: pooling.tokenize(b"{}", 9), lambda: pooling.detokenize(b'{"tokens":[-1]}')):
         with pytest.raises(RefusedError):
             refused()

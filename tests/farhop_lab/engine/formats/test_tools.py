@@ -150,7 +150,7 @@ async def test_what_cannot_be_called_is_refused(replica: Any, more: dict[str, An
     assert (response.status, says in error["message"]) == (400, True), error
 
 
-def test_what_is_written_of_calls_at_every_cut() -> None:
+def test_a_partial_tool_call_shows_only_what_stays_true() -> None:
     """Nothing that was shown is taken back, and nothing of the frame is shown."""
     text = '<tool_call>{"name": "a\\"b", "arguments": {"n": {"m": 1}}}</tool_call>'
     text += '<tool_call>{"name": "c", "arguments": {}}</tool_call>'

@@ -57,7 +57,7 @@ def test_other_tensors_are_refused(inputs: list[Any]) -> None:
     assert caught.value.param in ("inputs", "max_tokens")
 
 
-def test_answers() -> None:
+def test_triton_answers_have_the_form_of_its_api() -> None:
     sequence = Sequence("s", EngineRequest(b"hi"), TextModel("m"), PROFILES["l4"])
     generated, inferred = triton.Generated("m"), triton.Inferred("m", "mine")
     assert generated.opening(sequence) == b""

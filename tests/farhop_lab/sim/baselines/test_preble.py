@@ -49,7 +49,7 @@ def test_preble_counts_work_under_way_by_the_answers_that_there_were() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 40), st.integers(0, 9), st.booleans()), max_size=25))
-def test_preble_keeps_its_books(asked: list[tuple[str, int, int, bool]]) -> None:
+def test_prebles_tree_and_byte_counts_stay_consistent(asked: list[tuple[str, int, int, bool]]) -> None:
     pool = Pool(2)
     router = E2(pool.pools)
     open_: list[tuple[Request, str]] = []

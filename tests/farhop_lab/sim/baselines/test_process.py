@@ -113,7 +113,7 @@ def test_an_engine_that_is_gone_is_asked_until_a_probe_finds_out() -> None:
     assert records == {"r1": "served", "r2": "connect_failed", "r3": "served", "r4": "served"}
 
 
-def test_pings_are_what_the_wire_is_now() -> None:
+def test_pings_follow_a_changed_round_trip_time() -> None:
     world = make("gorgo", us=1, eu=1)
     world.at(40.0, world.wire.set_rtt, "us", "eu", 190.0)
     state = world.routers["us"].flow.state
@@ -125,7 +125,7 @@ def test_pings_are_what_the_wire_is_now() -> None:
     assert state.rtt_ms["eu"] == pytest.approx(0.7 * 120.0 + 0.3 * 190.0)
 
 
-def test_a_room_is_measured_as_regions_are() -> None:
+def test_utilisation_of_a_baseline_region_is_measured() -> None:
     world = make("region-local", us=2)
     world.at(1.0, world.arrive, "us", "t")
     world.run(10.0)

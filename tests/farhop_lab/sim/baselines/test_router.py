@@ -110,7 +110,7 @@ def test_a_deadline_ends_what_has_not_begun_and_nothing_else() -> None:
     assert made.state.in_flight == {"us/0": 0, "us/1": 1, "eu": 0}
 
 
-def test_nothing_is_tried_twice() -> None:
+def test_a_baseline_router_never_retries() -> None:
     made = make()
     arrive(made, "a")
     arrive(made, "b")

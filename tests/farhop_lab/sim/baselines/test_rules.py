@@ -174,7 +174,7 @@ def test_a_waterfall_flows_over_at_four_fifths_of_the_memory() -> None:
     assert eligibility.candidates(ASK, seen, 0.0) == US
 
 
-def test_a_pool_is_all_or_nothing() -> None:
+def test_a_pool_has_all_engines_or_none_if_all_regions_are_full() -> None:
     seen = regions_state()
     saw_region(seen, "us", (1, 1))
     assert WholePool(all_pending).candidates(ASK, seen, 0.0) == seen.engines

@@ -90,14 +90,14 @@ def test_a_central_router_is_in_its_region_and_clients_find_the_nearest() -> Non
     assert each.replicas == {"us": 1, "asia": 1}
 
 
-def test_the_ceiling_has_no_wire() -> None:
+def test_the_omniscient_router_has_no_network_delay() -> None:
     world = build("omniscient", 1, flat(REGIONS, WIRES), {"us": station(2, 2.0, first_s=0.1)})
     for region in REGIONS:
         world.arrive(region, "t")
     assert world.run(20.0).ttft_ms() == pytest.approx([100.0, 100.0, 2100.0])
 
 
-def test_a_deadline_passes_in_line() -> None:
+def test_a_deadline_may_pass_while_a_request_is_queued() -> None:
     world = build("skywalker", 1, flat(["us"]), {"us": station(1, 50.0)})
     for at, deadline_s in ((1.0, 20.0), (1.02, 20.0), (1.3, 10.0)):
         world.at(at, lambda deadline_s=deadline_s: world.arrive("us", "t", deadline_s=deadline_s))

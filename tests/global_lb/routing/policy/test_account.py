@@ -43,7 +43,7 @@ def test_no_hour_spends_more_than_twice_its_budget_and_one_request(spends: list[
         assert sum(usd for at, usd in paid if at > now - 3600.0) <= 20.0 + 5.0 + 1e-6
 
 
-def test_a_budget_of_nothing_is_spent_and_a_guess_is_set_right() -> None:
+def test_a_zero_budget_is_spent_at_once_and_estimates_are_corrected() -> None:
     assert EgressBudget(0.0).spent(5.0)
     budget = EgressBudget(1.0)
     budget.spend(1.5, 0.0)

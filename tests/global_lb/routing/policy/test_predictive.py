@@ -19,7 +19,7 @@ def score(reports=None, **fields):
     return found.scored(0, policy.score(found).item(0) - policy.shift(found))
 
 
-def test_the_wire_the_wait_and_the_prefill() -> None:
+def test_a_score_adds_round_trip_wait_and_prefill() -> None:
     one = score()
     assert (one.rtt_ms, one.upload_ms, one.wait_ms, one.prefill_ms) == (10.0, 0.0, 5.0, pytest.approx(25.6))
     assert one.ttft_ms == pytest.approx(40.6)
@@ -92,7 +92,7 @@ numbers = st.fixed_dictionaries({
     st.one_of(st.none(), st.floats(0, 1e6)),
 )
 @settings(max_examples=80, deadline=None, derandomize=True)
-def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(reports, n_bytes, output, usual) -> None:
+def test_vectorised_region_scores_equal_the_cost_model_one_by_one(reports, n_bytes, output, usual) -> None:
     names = [f"r{n}" for n in range(len(reports))]
     asked = request("a", prompt_bytes=n_bytes, body_bytes=n_bytes, chain=())
     found = field(asked, output, "r0", **dict(zip(names, reports, strict=True)))

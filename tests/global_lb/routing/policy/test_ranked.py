@@ -50,7 +50,7 @@ def test_the_listed_in_their_order_then_the_nearest() -> None:
     assert order("mars", "a", "c") == ["a", "c", "d", "b"]
 
 
-def test_the_share_used_and_what_was_sent_since() -> None:
+def test_least_load_scores_the_used_share_and_the_bytes_sent_since_the_report() -> None:
     found = field(
         request("a"), 100.0, "", a={"used_share": 0.5, "slots_total": 10},
         b={"used_share": 0.3, "slots_total": 10, "unacknowledged_bytes": 9.0}, c={"used_share": 0.45, "rtt_ms": 900.0},

@@ -98,7 +98,7 @@ def test_no_policy_or_modifier_chooses_an_unlawful_or_drained_region(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_asking_changes_nothing(name: str) -> None:
+def test_consider_changes_no_state_of_a_route(name: str) -> None:
     flow = worldwide(routes=Routes({("", ""): route(name, foreign_quota=0.5, canary={"tokyo": 0.2}, affinity_ms=9.0)}))
     asked = [request(f"q{n}", session=n) for n in range(20)]
     before = [flow.consider(one, 0.1).chosen.region for one in asked]
@@ -129,7 +129,7 @@ def test_a_retry_goes_to_the_next_and_the_last_stays_reachable(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["predictive", "nearest", "waterfall", "least-load"])
-def test_equals_are_drawn_by_headroom(name: str) -> None:
+def test_equal_regions_are_drawn_in_proportion_to_their_headroom(name: str) -> None:
     busy = {"rtt_ms": 5.0, "slots_total": 100, "used_share": 0.7, "tpot_ms": 50.0}  # no prefill delays another request
     fields = {"r0": {**busy, "slots_free": 10}, "r1": {**busy, "slots_free": 30}}
     chosen, rng = Route(route(name)), Random(5)

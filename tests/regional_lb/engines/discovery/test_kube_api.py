@@ -197,7 +197,7 @@ async def test_the_token_and_the_authority_are_read_again_and_sent_over_tls(tmp_
             assert len(cluster.tokens) == asked  # it never left
 
 
-async def test_nonsense_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_with_too_many_objects_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_api, "OBJECTS_MAX", 1)
     cluster = Cluster()
     cluster.page = 1

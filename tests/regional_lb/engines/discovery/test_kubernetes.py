@@ -13,7 +13,7 @@ from sources import following
 
 from regional_lb.engines.config import KubernetesSource, Template
 from regional_lb.engines.discovery.kube_api import Api, Listed, Timing
-from regional_lb.engines.discovery.kubernetes import EndpointSlices, Kubernetes, Pods, _Book
+from regional_lb.engines.discovery.kubernetes import EndpointSlices, Kubernetes, Pods, _ReplicaCache
 
 PACE = Timing(timeout_s=0.5, watch_s=30.0, margin_s=0.2, first_s=0.01, limit_s=0.05)
 SERVICE = {"kubernetes.io/service-name": "vllm"}
@@ -171,7 +171,7 @@ async def test_an_unknown_engine_is_named_and_the_rest_goes_on() -> None:
 
 
 def found(kind: EndpointSlices | Pods, *things: dict[str, Any]) -> tuple[dict[str, int], tuple[str, ...]]:
-    step = _Book("k", kind, Template(models=["m"])).take(Listed(list(things)))
+    step = _ReplicaCache("k", kind, Template(models=["m"])).take(Listed(list(things)))
     assert not hasattr(step, "why")
     return {replica.label: replica.address.port for replica in step.replicas}, step.problems  # type: ignore[union-attr]
 
@@ -206,7 +206,7 @@ def test_missing_conditions_have_the_apis_default(expected: dict[str, Any], drai
         "endpoints": [{"addresses": ["10.0.0.1"], "conditions": expected}],
         "ports": HTTP,
     }
-    step = _Book("k", EndpointSlices(None), Template(models=["m"])).take(Listed([thing]))
+    step = _ReplicaCache("k", EndpointSlices(None), Template(models=["m"])).take(Listed([thing]))
     assert [one.draining for one in step.replicas] == ([] if draining is None else [draining])  # type: ignore[union-attr]
 
 
@@ -216,7 +216,7 @@ def test_an_endpoint_in_two_slices_stands_once_and_rather_as_one_that_works() ->
         {"metadata": {"name": name, "namespace": "gpus"}, "endpoints": [one], "ports": HTTP}
         for name, one in (("s1", leaving), ("s2", endpoint("a", "10.0.0.1", ready=True)), ("s3", leaving))
     ]
-    step = _Book("k", EndpointSlices(None), Template(models=["m"])).take(Listed(slices))
+    step = _ReplicaCache("k", EndpointSlices(None), Template(models=["m"])).take(Listed(slices))
     assert [replica.draining for replica in step.replicas] == [False]  # type: ignore[union-attr]
 
 

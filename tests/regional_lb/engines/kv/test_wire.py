@@ -162,7 +162,9 @@ _STORED = (pack("BlockStored"), b"\x91\x07", b"\xc0", b"\x91\x01", b"\x01", b"\x
         (_event(pack("BlockMoved"), _many(300_000, b"\x90")), ["kind"]),
     ],
 )
-def test_what_is_small_and_very_many_is_not_built(payload: bytes, reasons: list[str] | None) -> None:
+def test_very_many_tiny_items_in_a_batch_are_refused_before_they_are_built(
+    payload: bytes, reasons: list[str] | None
+) -> None:
     """One message of 760 KiB held the loop for up to 230 ms."""
     dropped = list[str]()
     tracemalloc.start()
@@ -198,7 +200,7 @@ def _no(_reason: str) -> None:
 
 @given(st.binary(max_size=60), st.integers(0, 200), st.integers(0, 255))
 @settings(max_examples=400, deadline=None, derandomize=True)
-def test_no_bytes_do_more_than_be_refused(noise, at, byte) -> None:
+def test_arbitrary_bytes_are_decoded_or_refused(noise, at, byte) -> None:
     whole = bytearray(pack([1.0, [STORED, ["BlockRemoved", [1]], {"type": "AllBlocksCleared"}], 0]))
     whole[at % len(whole)] = byte
     for payload in (noise, bytes(whole), bytes(whole[:at]), bytes(whole) + noise):

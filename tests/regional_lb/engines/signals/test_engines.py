@@ -242,7 +242,7 @@ def test_of_adapters_that_have_very_many_lines_nothing_is_known_and_the_page_sta
         assert (found.waiting, found.lora is None, dropped) == (0, bool(expected), expected)
 
 
-def test_lines_of_longer_names_are_others() -> None:
+def test_metrics_whose_names_only_begin_alike_are_not_counted() -> None:
     """vLLM tells why requests wait, by rank: with the ranks' own lines these were too many."""
     ranks = "".join(f'vllm:num_requests_waiting{{engine="{rank}"}} 1\n' for rank in range(400))
     reasons = "".join(

@@ -14,12 +14,12 @@ def series(text: bytes, name: bytes = b"a:b") -> list[tuple[bytes, bytes]]:
     return list(Page(text).series(name))
 
 
-def test_a_name_matches_whole() -> None:
+def test_a_metric_name_must_match_whole() -> None:
     text = b'a:b_total 1\na:b{x="1"} 2\nxa:b 3\n# HELP a:b 4\na:b 5\n a:b 6\na:bc{} 7\na:b\t8 1700000000\n'
     assert series(text) == [(b'x="1"', b"2"), (b"", b"5"), (b"", b"8")]
 
 
-def test_series_need_not_stand_together() -> None:
+def test_series_of_one_metric_need_not_be_adjacent() -> None:
     assert series(b"a:b 1\nother 2\na:b 3\n") == [(b"", b"1"), (b"", b"3")]
 
 
@@ -78,7 +78,7 @@ def test_an_added_line_is_found_at_any_place(at: int) -> None:
     assert list(Page(PAGE, places).series(b"a:b")) == series(PAGE)
 
 
-def test_lines_that_went_elsewhere_are_found_there() -> None:
+def test_metrics_that_moved_within_a_page_are_found() -> None:
     places = Places()
     assert len(list(Page(PAGE, places).series(b"a:b"))) == 2
     page = PAGE[-60:] + PAGE[:-60]
@@ -88,7 +88,7 @@ def test_lines_that_went_elsewhere_are_found_there() -> None:
     assert len(series(page)) == 2
 
 
-def test_places_are_not_trusted_for_ever() -> None:
+def test_a_metric_that_appears_later_is_found_after_a_few_pages() -> None:
     places = Places()
     first = PAGE.replace(b"other_9{", b"absent9{")
     assert list(Page(first, places).series(b"other_9")) == []

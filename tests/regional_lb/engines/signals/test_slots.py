@@ -42,7 +42,7 @@ def test_a_page_without_a_slot_count_gives_none(engine: str, body: bytes) -> Non
 
 
 @pytest.mark.parametrize("count", [b'"aaaa"', b"[0,0,0,0]", b"2.5", b"true", b"null"])
-def test_a_count_that_is_none_is_not_multiplied(count: bytes) -> None:
+def test_an_instance_count_that_is_no_number_is_refused_without_using_memory(count: bytes) -> None:
     """A long text or list, so many times, is more than a machine has memory."""
     gpus = b"[" + b"0," * 1000 + b"0]"
     tracemalloc.start()

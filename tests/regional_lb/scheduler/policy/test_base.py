@@ -36,7 +36,7 @@ def test_a_part_of_the_table_gets_its_own_rows() -> None:
     assert column.of(known.table(known.whole.of.without(("r0", "r2")))).tolist() == [1.0, 3.0]
 
 
-def test_near_ties_go_to_the_less_busy() -> None:
+def test_near_ties_go_to_the_less_busy_replica() -> None:
     table = replicas_of(replica("r1"), replica("r2"), replica("r3"), reserved=[Reservation("r1", 0, 10)]).whole
     ready = np.array([100.0, 104.0, 106.0])
     assert {Predictive().choose(0, ready, NEED, table, Random(seed)) for seed in range(20)} == {1}

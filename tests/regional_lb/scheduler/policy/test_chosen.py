@@ -108,7 +108,7 @@ def test_sticky_policies_keep_equal_requests_together_and_spread_different_ones(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_asking_changes_nothing(name: str) -> None:
+def test_a_pick_without_placing_changes_no_state_of_a_policy(name: str) -> None:
     known = replicas_of(*(replica(f"r{i}") for i in range(5)))
     asked, left_alone = ready(name, known), ready(name, known)
     before = known.whole.block.copy()

@@ -13,7 +13,7 @@ from worlds import replica, replicas_of
 from farhop.balance.ledger import Reservation
 from regional_lb.scheduler.pick import pick
 from regional_lb.scheduler.policy import Need
-from regional_lb.scheduler.policy.ring import ConsistentHash, Prefix, Session
+from regional_lb.scheduler.policy.ring import ConsistentHash, PrefixHash, SessionHash
 
 
 def need(n: int, **fields) -> Need:
@@ -29,7 +29,7 @@ def home(policy, known, asked: Need, seed: int = 1) -> str:
     return pick(asked, known.whole, (), policy, 0.0, Random(seed)).chosen.replica
 
 
-@pytest.mark.parametrize("make", [lambda: Prefix(1.25, 1024), lambda: Session(1.25), ConsistentHash])
+@pytest.mark.parametrize("make", [lambda: PrefixHash(1.25, 1024), lambda: SessionHash(1.25), ConsistentHash])
 def test_a_replica_that_leaves_moves_only_its_own_keys(make) -> None:
     policy, ten, nine = make(), many(10), many(9)
     before = [home(policy, ten, need(n)) for n in range(400)]
@@ -45,7 +45,7 @@ def test_a_replica_that_leaves_moves_only_its_own_keys(make) -> None:
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_one_hot_key_never_fills_a_replica_beyond_the_bound(count: int, key: int, factor: float) -> None:
     known = many(count)
-    for policy in (Prefix(factor, 1024), Session(factor)):
+    for policy in (PrefixHash(factor, 1024), SessionHash(factor)):
         for n in range(60):
             replica_name = home(policy, known, need(key))
             loads = known.whole.in_flight
@@ -63,13 +63,13 @@ def test_without_a_bound_a_caller_stays_until_there_is_no_room() -> None:
 
 
 def test_a_prefix_is_its_first_blocks() -> None:
-    policy, known = Prefix(1.25, 512), many(16)
+    policy, known = PrefixHash(1.25, 512), many(16)
     assert home(policy, known, need(0, chain=(7, 8, 9))) == home(policy, known, need(1, chain=(7, 8, 1, 2, 3)))
     assert policy.key(need(0, chain=(7,))) != policy.key(need(0, chain=(7, 8)))
-    assert Prefix(1.25, 1).key(need(0, chain=(7, 8))) == "7"
+    assert PrefixHash(1.25, 1).key(need(0, chain=(7, 8))) == "7"
 
 
-@pytest.mark.parametrize("policy", [Prefix(1.25, 1024), Session(1.25)])
+@pytest.mark.parametrize("policy", [PrefixHash(1.25, 1024), SessionHash(1.25)])
 def test_a_request_without_a_key_goes_to_the_less_busy_of_two(policy) -> None:
     known = many(2)
     known.ledger.reserve("q", Reservation("r0", 0, 1))

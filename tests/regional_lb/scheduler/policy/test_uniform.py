@@ -21,7 +21,7 @@ def drawn(policy, known) -> Counter[str]:
     return Counter(pick(NEED, known.whole, (), policy, 0.0, rng).chosen.replica for _ in range(3000))
 
 
-def test_everyone_has_the_same_chance_however_busy() -> None:
+def test_the_uniform_policy_ignores_load() -> None:
     known = replicas_of(*(replica(name, slots=9) for name in "abc"), reserved=[Reservation("a", 0, 10)] * 5)
     assert all(900 < count < 1100 for count in drawn(Uniform(), known).values())
 

@@ -15,7 +15,7 @@ def test_configured_weights_count_and_the_default_is_one() -> None:
     assert weights.of(replicas_of(replica("b"), replica("c")).whole).tolist() == [3.0, 1.0]
 
 
-def test_without_any_speed_counts_as_it_is_measured() -> None:
+def test_without_configured_weights_measured_speed_decides() -> None:
     known = replicas_of(replica("slow", tpot_ms=40.0), replica("fast", tpot_ms=10.0))
     weights = Weights({})
     weights.adopt(("slow", "fast"))

@@ -17,10 +17,10 @@ import pytest
 
 from farhop.balance.outcome import SERVED
 from farhop.identity.operators import OPEN, Operator, Operators, digest_of
-from farhop.service.admin.console import console as module
+from farhop.service.admin.console import server as module
 from farhop.service.admin.console.acts import ActError, Acts
-from farhop.service.admin.console.console import BalancerSource
 from farhop.service.admin.console.delta import apply
+from farhop.service.admin.console.server import BalancerSource
 from farhop.service.admin.console.snapshot import LastSnapshot
 from farhop.service.admin.server import AdminServer
 from farhop.service.observability.decisions import Decisions
@@ -266,7 +266,7 @@ async def test_viewers_are_bounded_and_a_slow_one_is_disconnected(
                 await asyncio.sleep(0.01)
 
 
-async def test_questions_and_decisions(http: aiohttp.ClientSession) -> None:
+async def test_the_console_answers_decision_explain_and_drill_requests(http: aiohttp.ClientSession) -> None:
     async with port(OPEN, _Source()) as (_, base):
         async with http.get(f"{base}/console/of/decision/known?drained=tokyo") as answer:
             document = await answer.json()

@@ -11,31 +11,31 @@ from farhop.balance import outcome
 from farhop.balance.health.replica import HealthConfig, Mode
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import Address
-from regional_lb.fleet.standing import BROKEN, Standing
+from regional_lb.fleet.replica_health import BROKEN, ReplicaHealthTracker
 from regional_lb.fleet.table import ReducedCapacity
 from regional_lb.fleet.view import ReplicaProbed, view_of
 
 OOM = outcome.ENGINE_OUT_OF_MEMORY
 
 
-def standing(n: int = 4, **config) -> Standing:
-    made = Standing(HealthConfig(**{"streak": 3, "rise": 1, "fall": 2, **config}))
+def tracker(n: int = 4, **config) -> ReplicaHealthTracker:
+    made = ReplicaHealthTracker(HealthConfig(**{"streak": 3, "rise": 1, "fall": 2, **config}))
     made.adopt(view_of([replica(f"r{i}", slots=100) for i in range(n)]))
     for i in range(n):
         made.probed(ReplicaProbed(f"r{i}", True), 0.0)
     return made
 
 
-def able(made: Standing, now: float, model: str = MODEL) -> list[str]:
+def able(made: ReplicaHealthTracker, now: float, model: str = MODEL) -> list[str]:
     return made.find(model, now)[0]
 
 
-def reduced(made: Standing, now: float) -> dict[str, ReducedCapacity]:
+def reduced(made: ReplicaHealthTracker, now: float) -> dict[str, ReducedCapacity]:
     return {name: held for name, held in made.reduced(now) if held is not None}
 
 
 def test_one_out_of_memory_answer_ejects() -> None:
-    made = standing()
+    made = tracker()
     assert made.broke("r1", OOM, 0.0, began_well=True)
     assert able(made, 0.0) == ["r0", "r2", "r3"]
     assert made.health["r1"].read(0.0).why == BROKEN[OOM]
@@ -55,7 +55,7 @@ def test_engine_failures_of_one_tenant_count_once_if_others_succeed_after() -> N
         made.broke("r1", outcome.ENGINE_BROKEN, now, began_well=False, tenant=tenant)
         return "r1" not in able(made, now)
 
-    made = standing()
+    made = tracker()
     assert says("mallory", 1.0)
     for now in (100.0, 101.0, 102.0):
         assert not says("mallory", now)
@@ -66,7 +66,7 @@ def test_engine_failures_of_one_tenant_count_once_if_others_succeed_after() -> N
 
 
 def test_an_answer_that_began_as_a_failure_is_counted_once() -> None:
-    made = standing(2, eject_share_max=0.0)
+    made = tracker(2, eject_share_max=0.0)
     made.answered("r0", False, 0.0)
     made.broke("r0", OOM, 0.0, began_well=False)
     assert made.outliers.failing("r0") == pytest.approx(0.1)
@@ -75,7 +75,7 @@ def test_an_answer_that_began_as_a_failure_is_counted_once() -> None:
 
 
 def test_the_share_is_per_model_and_a_replica_on_trial_counts() -> None:
-    made = Standing(HealthConfig(eject_share_max=0.5, eject_s=30.0))
+    made = ReplicaHealthTracker(HealthConfig(eject_share_max=0.5, eject_s=30.0))
     models = {"a": {MODEL}, "b": {MODEL}, "c": {OTHER_MODEL}, "d": {OTHER_MODEL}, "e": {OTHER_MODEL}}
     made.adopt(view_of([replica(name, models=frozenset(of)) for name, of in models.items()]))
     for name in models:
@@ -90,7 +90,7 @@ def test_the_share_is_per_model_and_a_replica_on_trial_counts() -> None:
 
 def test_a_replica_that_leaves_or_lost_the_model_counts_as_out() -> None:
     """One of four may go where two others serve: the last that is able never does."""
-    made = Standing(HealthConfig(eject_share_max=1.0))
+    made = ReplicaHealthTracker(HealthConfig(eject_share_max=1.0))
     leaving = replica("c", draining=True), replica("d", missing=frozenset({MODEL}))
     made.adopt(view_of([replica("a"), replica("b"), *leaving]))
     for name in made.health:
@@ -102,7 +102,7 @@ def test_a_replica_that_leaves_or_lost_the_model_counts_as_out() -> None:
 
 def test_failures_before_a_recovery_do_not_count_against_a_replica() -> None:
     """A stall: probes give it up, it is back, and then come the failures of what was under way all the time."""
-    made = standing()
+    made = tracker()
     for at in (1.0, 2.0):
         made.probed(ReplicaProbed("r1", False), at)
     made.probed(ReplicaProbed("r1", True), 9.0)
@@ -114,7 +114,7 @@ def test_failures_before_a_recovery_do_not_count_against_a_replica() -> None:
 
 
 def test_a_slow_replica_is_ejected_and_tried_until_it_recovers() -> None:
-    made, now = standing(2), 0.0
+    made, now = tracker(2), 0.0
 
     def serve(seconds: int, ms: float) -> None:
         nonlocal now
@@ -144,7 +144,7 @@ def test_a_slow_replica_is_ejected_and_tried_until_it_recovers() -> None:
 
 
 def test_a_model_that_cannot_spare_a_replica_keeps_it_for_all() -> None:
-    made = Standing(HealthConfig())
+    made = ReplicaHealthTracker(HealthConfig())
     both = frozenset({MODEL, OTHER_MODEL})
     made.adopt(view_of([replica("a", models=both), replica("b"), replica("c")]))
     for name in made.health:
@@ -156,7 +156,7 @@ def test_a_model_that_cannot_spare_a_replica_keeps_it_for_all() -> None:
 
 
 def test_in_panic_ejections_are_overlooked_and_failed_probes_are_not() -> None:
-    made = standing()
+    made = tracker()
     for name in ("r0", "r1"):
         made.broke(name, OOM, 0.0, began_well=True)
     assert (able(made, 0.0), made.modes[MODEL]) == (["r2", "r3"], Mode.NORMAL)
@@ -176,14 +176,14 @@ def test_in_panic_ejections_are_overlooked_and_failed_probes_are_not() -> None:
 
 
 def test_panic_can_be_turned_off() -> None:
-    made = standing(2, panic_share=0.0)
+    made = tracker(2, panic_share=0.0)
     made.broke("r0", OOM, 0.0, began_well=True)
     made.refused("r1", 0.0)
     assert (able(made, 0.0), made.modes[MODEL]) == ([], Mode.ALL_DOWN)
 
 
 def test_a_replica_that_joins_later_has_a_slow_start_and_the_first_ones_do_not() -> None:
-    made = standing(2)
+    made = tracker(2)
     assert reduced(made, 0.0) == {}
     made.adopt(view_of([replica(f"r{i}", slots=100) for i in range(3)]))
     made.probed(ReplicaProbed("r2", True), 50.0)
@@ -196,7 +196,7 @@ def test_a_replica_that_joins_later_has_a_slow_start_and_the_first_ones_do_not()
 
 
 def test_a_crowd_that_fails_fast_counts_for_as_long_as_it_would_have_been_there() -> None:
-    made = standing(2)
+    made = tracker(2)
     made.answered("r0", False, 1.0)
     made.lingers(Reservation("r0", 10, 300), until=6.0, now=1.0)
     (held,) = reduced(made, 1.0).values()
@@ -204,13 +204,13 @@ def test_a_crowd_that_fails_fast_counts_for_as_long_as_it_would_have_been_there(
     assert held.slots == 90
     assert reduced(made, 6.0)["r0"].requests == 0
     made.lingers(Reservation("gone", 10, 300), until=6.0, now=1.0)
-    alone = standing(1)
+    alone = tracker(1)
     alone.lingers(Reservation("r0", 10, 300), until=6.0, now=1.0)
     assert reduced(alone, 1.0) == {}  # there is no other replica to move to
 
 
 def test_a_replica_that_always_fails_and_may_not_be_ejected_keeps_one_slot() -> None:
-    made = standing(4, eject_share_max=0.0)
+    made = tracker(4, eject_share_max=0.0)
     for _ in range(2000):
         made.answered("r0", False, 1.0)
     assert made.outliers.failing("r0") > 0.999
@@ -222,7 +222,7 @@ def test_a_replica_that_always_fails_and_may_not_be_ejected_keeps_one_slot() -> 
 def test_failures_of_one_tenant_make_no_outlier_if_others_succeed(victims: list[str], burst: bool) -> None:
     """A tenant whose prompts share a prefix brings all its requests that no engine can bear to one replica: there are
     eight for each request of others. What fails for others, too, or for all that ask, is still an outlier."""
-    made, share = standing(6), 1.0
+    made, share = tracker(6), 1.0
     for second in range(40):
         now = float(second)
         for n in range(6):
@@ -237,7 +237,7 @@ def test_failures_of_one_tenant_make_no_outlier_if_others_succeed(victims: list[
 
 
 def test_an_outlier_is_ejected_and_starts_again() -> None:
-    made = standing(3)
+    made = tracker(3)
     for n in range(30):
         for name in ("r0", "r1", "r2"):
             made.answered(name, name != "r1" or n % 3 == 2, 0.5)  # two of three fail, never three in a row
@@ -250,7 +250,7 @@ def test_an_outlier_is_ejected_and_starts_again() -> None:
 
 
 def test_states_are_counted_and_strangers_are_no_news() -> None:
-    made = standing(3)
+    made = tracker(3)
     made.refused("r0", 0.0)
     assert made.states(0.0) == {"up": 2, "suspect": 0, "down": 1, "draining": 0}
     assert (made.offered("r0", 0.0), made.offered("r1", 0.0)) == (0.0, 1.0)
@@ -276,7 +276,7 @@ def test_states_are_counted_and_strangers_are_no_news() -> None:
 )
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_never_more_than_the_share_is_ejected_and_recovered_replicas_return(steps, share: float, n: int) -> None:
-    made, now = standing(n, eject_share_max=share, eject_s=2.0), 0.0
+    made, now = tracker(n, eject_share_max=share, eject_s=2.0), 0.0
     for what, which, much in steps:
         name = f"r{which % n}"
         if what in ("ok", "fail"):
@@ -315,7 +315,7 @@ def test_never_more_than_the_share_is_ejected_and_recovered_replicas_return(step
 
 @pytest.mark.parametrize("share_max", [0.0, 0.2])
 def test_a_share_too_small_for_one_replica_ejects_none(share_max: float) -> None:
-    made = standing(4, eject_share_max=share_max)
+    made = tracker(4, eject_share_max=share_max)
     for name in made.health:
         made.broke(name, OOM, 0.0, began_well=True)
     assert len(able(made, 0.0)) == 4

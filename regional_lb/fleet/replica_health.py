@@ -39,7 +39,7 @@ BROKEN = {
 }
 
 
-class Standing:
+class ReplicaHealthTracker:
     """See the module's docstring. Every method ignores names of replicas that are not (or no longer) in the view.
 
     `ejections` counts them, by reason, since the process began.

@@ -1,5 +1,5 @@
-"""Usage records and audit records of a balancer's requests: which are written here, and where to. They must not be
-lost.
+"""Writes the usage records and audit records of a balancer's requests: decides which of them are written here, and
+where to. They must never be lost.
 
 A request's usage is written once in the fleet: by the balancer that the client reached or, if the tenant's law keeps
 records from there, by the balancer of the region that answered, if that one may. Both use the same record id, so that a
@@ -58,7 +58,7 @@ _UNSENT = (outcome.REDIRECTED, outcome.ADVISED)  # the region that a client is s
 _FULL = "usage or audit cannot be written here, and nothing is served unaccounted: ask again later"
 
 
-class Accounts:
+class RecordWriter:
     """What one process writes down. `law` is the one in force, `gpu_ms` what a request took of a GPU, by the tier's
     estimates; None where it has none. `judged` is under which epoch it was decided and where it might have gone."""
 

@@ -32,7 +32,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class StandingConfig:
+class EntryHealthConfig:
     """Seconds; how many probes in a row; and how full a region is when its entry begins to take less."""
 
     probe_s: float = 1.0
@@ -45,7 +45,7 @@ class StandingConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EntryHealth:
     """One entry at one moment. `share`: of the clients it is the best for, 0 to 1. `stable_s`: how long this cannot
     change for the worse, at least."""
 
@@ -75,10 +75,10 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class Standings:
-    """All entries' standings."""
+class EntryHealthTracker:
+    """The health of all entries."""
 
-    config: StandingConfig
+    config: EntryHealthConfig
     _entries: dict[str, _Entry] = field(default_factory=dict)
     _regions: dict[str, str] = field(default_factory=dict)
     _bias: dict[str, tuple[float, float]] = field(default_factory=dict)  # by region: ms, until
@@ -149,8 +149,8 @@ class Standings:
         patience_s = (self.config.down_after + 1) * self.config.probe_s
         return last is not None and now - last > patience_s and all(one.bad > 0 for one in self._entries.values())
 
-    def read(self, now: float) -> tuple[Standing, ...]:
-        """Every entry's standing at `now`, in the order they were made known."""
+    def read(self, now: float) -> tuple[EntryHealth, ...]:
+        """Every entry's health at `now`, in the order they were made known."""
         cut = self.cut_off(now)
         for one in self._entries.values():
             if one.drain is not None and now >= one.drain[2]:
@@ -165,19 +165,21 @@ class Standings:
             one.ramp.cool()
             one.ramp.turn(True, now)
 
-    def _read(self, name: str, one: _Entry, cut: bool, now: float) -> Standing:
+    def _read(self, name: str, one: _Entry, cut: bool, now: float) -> EntryHealth:
         config = self.config
         ms, until = self._bias.get(self._regions[name], (0.0, 0.0))
         bias_ms = ms if now < until else 0.0
         last = self._answered_at if self._answered_at is not None else (self._began_at or 0.0)
         if cut and now - last > config.frozen_s:
-            return Standing(name, State.UNKNOWN, 1.0, bias_ms, 0.0, "cut off for too long: nothing is known any more")
+            return EntryHealth(
+                name, State.UNKNOWN, 1.0, bias_ms, 0.0, "cut off for too long: nothing is known any more"
+            )
         if one.up is False:
-            return Standing(name, State.DOWN, 0.0, bias_ms, config.up_after * config.probe_s, one.why)
+            return EntryHealth(name, State.DOWN, 0.0, bias_ms, config.up_after * config.probe_s, one.why)
         if one.drain is not None:
             since, over_s, _, why, keep_share = one.drain
             share = max(keep_share, 0.0 if over_s <= 0 else 1.0 - (now - since) / over_s)
-            return Standing(name, State.DRAINED, _stepped(share), bias_ms, 0.0, why)
+            return EntryHealth(name, State.DRAINED, _stepped(share), bias_ms, 0.0, why)
         share, why = _stepped(one.ramp.share(now)), "comes back"
         if now - one.loaded_at <= config.load_age_s and one.load > config.shed_at:
             room = max(0.1, (1.0 - one.load) / (1.0 - config.shed_at))
@@ -191,7 +193,7 @@ class Standings:
         elif share >= 1.0:
             why = ""
         stable_s = 0.0 if suspect or share < 1.0 else inf
-        return Standing(name, state, share, bias_ms, stable_s, why)
+        return EntryHealth(name, state, share, bias_ms, stable_s, why)
 
 
 def _stepped(share: float) -> float:

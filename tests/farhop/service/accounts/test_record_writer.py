@@ -173,7 +173,9 @@ async def test_a_later_rule_about_the_name_keeps_the_request_from_being_written_
 
 
 @pytest.mark.parametrize("on_full", ["serve", "refuse"])
-async def test_while_nothing_can_be_written(engine: Engine, tmp_path: Path, on_full: str) -> None:
+async def test_requests_are_refused_while_usage_records_cannot_be_written(
+    engine: Engine, tmp_path: Path, on_full: str
+) -> None:
     async with up(engine, tmp_path, on_full=on_full) as running:
         assert running.global_.accounts is not None
         files = running.global_.accounts.usage
