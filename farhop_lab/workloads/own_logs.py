@@ -49,6 +49,12 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 any zero; `at_s` and `end` in any unit that `_moment` tells apart.
 """
 NEEDED = ("input_tokens", "output_tokens")
+_USAGE_TYPE = "farhop.request"
+# Farhop's usage records are of the end of a request.
+_USAGE = {
+    "at_s": "", "end": "time", "duration_ms": "data.duration_ms", "input_tokens": "data.input_tokens",
+    "output_tokens": "data.output_tokens", "region": "data.entry_region",
+}  # fmt: skip
 _CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens")  # Anthropic's: not part of its input_tokens
 _SHOWN, _SHOWN_CHARS = 4, 100
 _OF_PROXIES = "%d/%b/%Y:%H:%M:%S %z"  # nginx's $time_local, Apache's %t
@@ -65,6 +71,7 @@ def row_of(line: Mapping[str, Any], fields: Mapping[str, str], block_tokens: int
     if known. `fields` maps our names to paths; `block_tokens` is the length of each block of `hash_ids`. Raises
     FieldError.
     """
+    fields = {**_USAGE, **fields} if line.get("type") == _USAGE_TYPE else fields
     found = {name: _found(line, (fields[name],) if name in fields else names) for name, names in NAMES.items()}
     took_s = _took_s(found)
     is_by_its_end = found["at_s"] is None and found["at_ms"] is None

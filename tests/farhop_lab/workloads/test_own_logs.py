@@ -2,9 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from farhop.accounts.usage import Data, Record, lines
 from farhop_lab.workloads.own_logs import FieldError, row_of, spans_of
+
+DATA_BUT_THE_PRICES_EPOCH = [name for name in Data.__struct_fields__ if name != "price_epoch"]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +47,8 @@ def test_moments_as_nginx_and_apache_write_them(time: str) -> None:
 def test_a_request_logged_at_its_end_came_before_by_what_it_took(took: dict[str, float]) -> None:
     """As proxies log: nginx's $msec and $request_time."""
     row, took_s = row_of({"end": 1_700_000_012.5, "input_tokens": 9, "output_tokens": 3, **took}, {})
-    assert (row.at_s, took_s) == (pytest.approx(1_700_000_010.0), 2.5)
+    assert row.at_s == pytest.approx(1_700_000_010.0)
+    assert took_s == 2.5
 
 
 def test_a_session_that_is_a_number() -> None:
@@ -51,6 +56,20 @@ def test_a_session_that_is_a_number() -> None:
     assert [row_of(line | {"session": name}, {})[0].session for name in (7, 7.0, "7")] == ["7", "7", "7"]
     with pytest.raises(FieldError, match="session: a text is expected"):
         row_of(line | {"session": 7.5}, {})
+
+
+def test_usage_records_of_farhop_are_a_log() -> None:
+    """They are written when a request is over, and name the region in which it entered."""
+    data = dict.fromkeys(Data.__struct_fields__, 0) | {
+        "input_tokens": 9, "output_tokens": 3, "duration_ms": 2500.0, "entry_region": "tokyo", "region": "virginia"
+    }  # fmt: skip
+    record = Record("id", 1_700_000_012.5, False, tuple(data[name] for name in DATA_BUT_THE_PRICES_EPOCH))
+    (line,) = lines([record], "farhop/here", None)
+    row, took_s = row_of(msgspec.json.decode(line), {})
+    assert row.at_s == pytest.approx(1_700_000_010.0, abs=0.01)
+    assert (row.input_tokens, row.output_tokens) == (9, 3)
+    assert (row.region, took_s) == ("tokyo", 2.5)
+    assert row_of(msgspec.json.decode(line), {"region": "-"})[0].region == ""
 
 
 def test_hashes_of_blocks_are_blocks_if_their_length_is_known() -> None:
