@@ -67,7 +67,8 @@ def run(options: Options) -> int:
     results = simulated(pool.jobs(scenario, names, seeds), options.out, options.workers, f"sim {scenario.doc.name}")
     for result in results:
         if not result.score.whole.asked:
-            warn(f"{result.key.slug}: no request came while it counts, so its figures say nothing; simulate longer")
+            remedy = "simulate longer, or shorten warm_up_s"
+            warn(f"{result.key.slug}: no request came while it counts, so its figures say nothing; {remedy}")
     if options.as_json:
         show.json(document(scenario, results))
     else:

@@ -228,7 +228,7 @@ def _scenario(options: Options, topology: Topology, read: _Read, regions: Sequen
         "sites": {name: {"gpu": gpu, "replicas": REPLICAS} for name in regions},
         "work": [work],
         "duration_s": round(span_s, 3),
-        "warm_up_s": round(span_s * WARM_UP_SHARE, 3),
+        "warm_up_s": round(min(span_s, _span_s(rows)) * WARM_UP_SHARE, 3),  # 0 if all came at once
         "routers": ["farhop", "spill-least-load", "region-local"],
         "seeds": 3,
     }

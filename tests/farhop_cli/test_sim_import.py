@@ -183,6 +183,15 @@ def test_a_full_disk_is_named_and_leaves_no_half_of_a_file(tmp_path: Path, bytes
     assert list(tmp_path.iterdir()) == [Path(log)]
 
 
+def test_requests_of_one_instant_count(tmp_path: Path) -> None:
+    out = tmp_path / "mine.yaml"
+    log = written(tmp_path / "own", [{"timestamp": 7, "prompt_tokens": 5, "completion_tokens": 5}] * 3)
+    assert CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out)]).exit_code == 0
+    ran = CliRunner().invoke(app(), ["sim", str(out), "--policy", "farhop", "--seeds", "1", "--json"])
+    assert (ran.exit_code, ran.stderr) == (0, "")
+    assert json.loads(ran.stdout)["cells"][0]["score"]["whole"]["asked"] == 3
+
+
 def test_import_lists_what_is_not_replayed_as_logged(tmp_path: Path) -> None:
     lines = [{"timestamp": at, "prompt_tokens": 5, "completion_tokens": 0, "session": "a"} for at in (0, 700_000)]
     out = tmp_path / "m.yaml"
