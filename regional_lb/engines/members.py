@@ -31,9 +31,9 @@ _WRITES_ON: dict[str, Literal["solid", "text"]] = {"vllm": "solid", "sglang": "t
 
 class Listing(msgspec.Struct, frozen=True):
     """What an engine's /v1/models says: `ids` in its order, and every other name (root, parent) of one of them; by id,
-    what it is based on: an adapter on its parent (`adapters`), another name on its root; and by id, what clients may
-    learn of it (`facts`). `engine`: which engine answers (`owned_by`); `slots`: how many requests it runs at once, None
-    if it does not say."""
+    of those beyond `ids`, too, what it is based on: an adapter on its parent (`adapters`), another name on its root;
+    and by id, what clients may learn of it (`facts`). `engine`: which engine answers (`owned_by`); `slots`: how many
+    requests it runs at once, None if it does not say."""
 
     ids: tuple[str, ...]
     names: frozenset[str]
@@ -83,15 +83,15 @@ def read_listing(body: bytes) -> Listing:
     names = {name for model in models for name in (model.id, model.root, model.parent) if name}
     bases: dict[str, frozenset[str]] = {}
     for model in models:
-        base = model.parent or model.root  # the root of an adapter is but where its weights lie
-        reported = {base} if base and base != model.id and _MODEL.fullmatch(base) else set()
+        is_adapter = model.parent and model.parent != model.id
+        base = model.parent if is_adapter else model.root  # the root of an adapter is but where its weights lie
+        reported = {base} if base and base != model.id else set()
         bases[model.id] = bases.get(model.id, frozenset()) | reported
     adapters = frozenset(model.id for model in models if model.parent and model.parent != model.id)
     ids = ids[:MODELS_MAX]
     by_id = {model.id: model for model in reversed(models)}
     facts = {model: known for model in ids if (known := _facts(by_id[model])) != UNKNOWN_FACTS}
-    based = {model: bases[model] for model in ids}
-    return Listing(ids, frozenset(names), based, adapters, facts, _value(by_id[ids[0]].owned_by, str) or "")
+    return Listing(ids, frozenset(names), bases, adapters, facts, _value(by_id[ids[0]].owned_by, str) or "")
 
 
 def _facts(model: _Model) -> ModelFacts:
@@ -259,8 +259,8 @@ def _lineage(config: ReplicaConfig, listing: Listing | None) -> dict[str, Bases]
     known = listing if listing is not None else _UNLISTED
     lineage: dict[str, Bases] = {}
     for model in _models(config, listing):
-        reported = known.bases.get(model, frozenset())
-        if model not in config.adapters:
+        reported = _bases(model, known)
+        if model not in config.adapters or reported is None:
             lineage[model] = reported
             continue
         bases = (reported if model in known.adapters else frozenset()) | frozenset(config.models)
@@ -269,6 +269,19 @@ def _lineage(config: ReplicaConfig, listing: Listing | None) -> dict[str, Bases]
         # Of more than a report names none may be left out: its rule would bind no more.
         lineage[model] = bases if 0 < len(bases) <= BASES_LIMIT else None
     return lineage
+
+
+def _bases(model: str, listing: Listing) -> Bases:
+    """All that a model is based on by its engine's report, step by step: a base need not be served here itself, nor
+    have a name that could be asked for."""
+    found, ahead = set[str](), [model]
+    while ahead and len(found) <= BASES_LIMIT:
+        new = listing.bases.get(ahead.pop(), frozenset()) - found - {model}
+        found |= new
+        ahead += new
+    # Of more than a report names none may be left out. A longer name can have no rule.
+    named = frozenset(name for name in found if len(name) <= TEXT_LIMIT and name.isprintable())
+    return named if len(found) <= BASES_LIMIT else None
 
 
 def _served_as(config: ReplicaConfig, listing: Listing | None) -> tuple[object, ...]:

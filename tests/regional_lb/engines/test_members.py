@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import tracemalloc
 
 import pytest
@@ -147,10 +148,37 @@ def test_an_adapter_is_based_on_its_parent_as_listed_and_as_configured() -> None
         assert members.listed(name, listing)
         assert not members.listed(name, listing)
     lineage = {replica.name: replica.lineage for replica in members.replicas()}
-    assert lineage["told"] == {"base": {"org/base-70b"}, "sql": {"base"}, "mute": {"/loras/mute"}}
-    assert lineage["both"] == {"alias": frozenset(), "sql": {"base", "alias"}}
+    assert lineage["told"] == {"base": {"org/base-70b"}, "sql": {"base", "org/base-70b"}, "mute": {"/loras/mute"}}
+    assert lineage["both"] == {"alias": frozenset(), "sql": {"base", "org/base-70b", "alias"}}
     assert lineage["mute"]["mute"] == {"base"}
     assert lineage["alone"] == {"mute": None}
+
+
+@pytest.mark.parametrize(
+    ("listed", "bases"),
+    [
+        ([{"id": "alias", "root": "org/base"}, {"id": "sql", "root": "/loras/sql", "parent": "alias"}],
+         {"alias", "org/base"}),  # vLLM's, with --served-model-name
+        ([{"id": "mod\u00e8le", "root": "org/base"}, {"id": "sql", "parent": "mod\u00e8le"}],
+         {"mod\u00e8le", "org/base"}),
+        ([{"id": "sql", "root": "/my models/base", "parent": None}], {"/my models/base"}),
+        ([{"id": "sql", "root": "x" * 257}, {"id": "sql", "root": "two\nlines"}], set()),
+        ([*({"id": f"m{n}"} for n in range(70)), {"id": "sql", "root": "org/base"}], {"org/base"}),
+        ([{"id": "sql", "root": "org/base", "parent": "sql"}], {"org/base"}),
+        ([{"id": "sql", "parent": "b"}, {"id": "b", "parent": "c"}, {"id": "c", "parent": "sql", "root": "x"},
+          {"id": "b", "root": "org/base"}], {"b", "c", "org/base"}),
+        ([{"id": "sql", "parent": "p0"}, *({"id": f"p{n}", "parent": f"p{n + 1}"} for n in range(40))], None),
+    ],
+)  # fmt: skip
+def test_a_model_is_based_on_all_that_its_engine_names_above_it(
+    listed: list[dict[str, str | None]], bases: set[str] | None
+) -> None:
+    """Whether or not that is served here, or could be asked for: the law's rules for it bind the model."""
+    members = Members(10.0)
+    members.announce([config("one", models=("sql",))], 0.0)
+    members.listed("one", read_listing(json.dumps({"data": listed}).encode()))
+    (one,) = members.replicas()
+    assert one.lineage["sql"] == bases
 
 
 def test_the_bytes_of_a_model_name_in_a_report_are_bounded() -> None:
