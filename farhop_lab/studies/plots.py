@@ -102,7 +102,7 @@ def _line(place: int) -> str:
     return ("-", "--", ":")[place // len(COLOURS) % 3]
 
 
-def _weight(router: str) -> dict[str, float]:
+def _weight(router: str) -> dict[str, Any]:
     """Farhop's line is wider, and above the others."""
     return {"linewidth": 2.4, "zorder": 4.0} if router == "farhop" else {"linewidth": 1.4}
 
