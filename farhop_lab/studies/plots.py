@@ -102,6 +102,17 @@ def _line(place: int) -> str:
     return ("-", "--", ":")[place // len(COLOURS) % 3]
 
 
+def _weight(router: str) -> dict[str, Any]:
+    """Farhop's line is wider, and above the others."""
+    return {"linewidth": 2.4, "zorder": 4.0} if router == "farhop" else {"linewidth": 1.4}
+
+
+def _panels(by_router: dict[str, list[Result]]) -> tuple[dict[str, list[Result]], str]:
+    """Those that have a panel, and what a title says of the others."""
+    more = f"; the first {PANELS_MAX} of {len(by_router)} routers" if len(by_router) > PANELS_MAX else ""
+    return dict(list(by_router.items())[:PANELS_MAX]), more
+
+
 def _marker(place: int) -> str:
     """Another marker when the colours repeat."""
     return "os^"[place // len(COLOURS) % 3]
@@ -124,8 +135,7 @@ def latency(scenario: Scenario, results: Sequence[Result]) -> Any:
             continue
         drawn += 1
         values = [fmean(column) for column in zip(*known, strict=True)]
-        width = 2.4 if router == "farhop" else 1.4
-        axes.plot(values[:99], shares[:99], _line(place), color=_colour(place), label=router, linewidth=width)
+        axes.plot(values[:99], shares[:99], _line(place), color=_colour(place), label=router, **_weight(router))
     if not drawn:
         plt.close(figure)
         return None
@@ -171,10 +181,9 @@ def goodput(scenario: Scenario, results: Sequence[Result]) -> Any:
     else:
         for place, (router, those_points) in enumerate(points.items()):
             loads, goods, wide = zip(*sorted(those_points), strict=True)
-            width = 2.4 if router == "farhop" else 1.4
             axes.errorbar(
-                loads, goods, wide, linestyle=_line(place), color=_colour(place), label=router, linewidth=width,
-                marker="o", markersize=3, elinewidth=0.8, capsize=2,
+                loads, goods, wide, linestyle=_line(place), color=_colour(place), label=router, marker="o",
+                markersize=3, elinewidth=0.8, capsize=2, **_weight(router),
             )  # fmt: skip
         axes.set_xlabel("load, as a factor of the scenario's")
         axes.set_ylabel(what)
@@ -190,7 +199,7 @@ def flows(scenario: Scenario, results: Sequence[Result]) -> Any:
     """Where requests went: regions at their places, an arrow for each flow, by router."""
     import matplotlib.pyplot as plt
 
-    by_router = dict(list(_by_router(results).items())[:PANELS_MAX])
+    by_router, more = _panels(_by_router(results))
     regions = {name: scenario.topology.regions[name] for name in scenario.doc.sites}
     regions |= {
         name: scenario.topology.regions[name] for result in results for flow in result.flows for name in flow.split(">")
@@ -207,7 +216,7 @@ def flows(scenario: Scenario, results: Sequence[Result]) -> Any:
     ]
     for axes in list(panels.flat)[len(by_router) :]:
         axes.set_visible(False)
-    shown = "Where requests were answered; arrows: from where they came, % of all"
+    shown = f"Where requests were answered; arrows: from where they came, % of all{more}"
     title = _title(shown, scenario, results, 5.6 * columns)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
     figure.draw_without_rendering()  # from now on all is at its place, so texts can make room for each other
@@ -304,7 +313,7 @@ def use(scenario: Scenario, results: Sequence[Result]) -> Any:
     """How much of each region's slots was in use over the run, by router (mean of the seeds)."""
     import matplotlib.pyplot as plt
 
-    by_router = dict(list(_by_router(results).items())[:PANELS_MAX])
+    by_router, more = _panels(_by_router(results))
     if not any(result.curves for those in by_router.values() for result in those):
         return None
     columns = min(2, len(by_router))
@@ -344,7 +353,7 @@ def use(scenario: Scenario, results: Sequence[Result]) -> Any:
     figure.supylabel("requests there, % of its slots", fontsize=9)
     lines, names = panels[0][0].get_legend_handles_labels()
     figure.legend(lines, names, loc="outside right upper", fontsize=8)
-    title = _title("Use of each region over the run", scenario, results, 5.4 * columns)
+    title = _title(f"Use of each region over the run{more}", scenario, results, 5.4 * columns)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
     return figure
 

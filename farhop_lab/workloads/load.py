@@ -39,6 +39,7 @@ from farhop_lab.workloads.traces import (
 ROWS_MAX = 5_000_000
 TOKENS_MAX = 10_000_000
 MEMBER_BYTES_MAX = 256 * 1024 * 1024
+LINE_CHARS_MAX = 256 * 1024 * 1024  # a whole log may be one array on one line
 PAUSE_S_MAX = 604_800.0
 BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 AZURE_HEAD = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
@@ -421,9 +422,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with _open(path) as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(LINE_CHARS_MAX), ""), 1):
                 if number > ROWS_MAX:
                     raise TraceError(f"{path}: more than {ROWS_MAX} lines; cut it")
+                if len(line) == LINE_CHARS_MAX:
+                    raise _bad(path, number, f"{LINE_CHARS_MAX} characters and more; one object a line is expected")
                 if line.strip():
                     yield number, line
     except (OSError, EOFError, zlib.error) as error:

@@ -126,6 +126,22 @@ def test_the_line_of_a_region_without_requests_lies_above_the_frame(ran: tuple[S
     assert all(line.get_zorder() > axes.spines["bottom"].get_zorder() for line in axes.lines[:2])
 
 
+@pytest.mark.parametrize("make", [plots.flows, plots.use])
+def test_panels_say_that_they_are_of_the_first_routers_alone(ran: tuple[Scenario, list[Result]], make: Any) -> None:
+    scenario, (first, *_) = ran
+    many = [
+        msgspec.structs.replace(first, key=msgspec.structs.replace(first.key, router=f"router-{n}")) for n in range(8)
+    ]
+    assert "; the first 6 of 8 routers\n" in texts(make(scenario, many))
+    assert "the first" not in texts(make(scenario, many[:6]))
+
+
+def test_farhops_line_lies_above_the_others(ran: tuple[Scenario, list[Result]]) -> None:
+    (axes,) = plots.latency(*ran).axes
+    depth = {line.get_label(): line.get_zorder() for line in axes.lines}
+    assert depth["farhop"] > depth["region-local"]
+
+
 def test_each_of_many_routers_differs_in_colour_or_marker(ran: tuple[Scenario, list[Result]]) -> None:
     scenario, (first, *_) = ran
     many = [

@@ -378,3 +378,10 @@ def test_servegen_stretches_come_in_the_order_of_time(
 def test_overlapping_servegen_intervals_are_an_error(tmp_path: Path, lines: str) -> None:
     with pytest.raises(TraceError, match=r"line 3: its 600 s from \d+ s overlap those from 0 s; give one line"):
         load.servegen(archive(tmp_path / "all.tar.gz", chunk_0_trace_csv=lines), "kind-1")
+
+
+def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a device, or of a gzip file that unpacks to very much."""
+    monkeypatch.setattr(load, "LINE_CHARS_MAX", 100)
+    with pytest.raises(TraceError, match="line 2: 100 characters and more; one object a line is expected"):
+        load.mooncake(write(tmp_path / "a.jsonl.gz", MOONCAKE.splitlines(keepends=True)[0] + "\0" * 1000))
