@@ -273,6 +273,8 @@ class RegionalBalancer:
         self.listeners.prioritise(self.discovery.objective)
 
     def _adopt(self, law: Law) -> None:
+        if law.bound_models:
+            self.watcher.models_bound()
         self.relay.react(LawChanged(law))
         if self.accounts is not None:
             self.accounts.law_changed(self.laws)
@@ -311,6 +313,8 @@ class RegionalBalancer:
             self.model_names.configure(config.routes)
             listeners()
             # Decisions first: what follows evaluates requests again, and must do so by this law and this map.
+            if law.bound_models:
+                self.watcher.models_bound()
             self.relay.react(Reconfigured(law, _flow_config(config), policies, dict(config.splits)))
             if another:
                 self.discovery.fix(config.replicas)

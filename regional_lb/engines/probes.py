@@ -15,6 +15,7 @@ import msgspec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from msgspec.structs import replace
 
+from farhop.balance import outcome
 from farhop.relay.upstream import fetch
 from farhop.relay.upstream.fetch import FetchError
 
@@ -37,13 +38,16 @@ _CHANNEL = (
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """The result of a probe. `ready` is meaningful only if the replica is alive (`ok`)."""
+    """The result of a probe. `ready` is meaningful only if the replica is alive (`ok`). `gone`: nothing listens there,
+    so the process that did is no more."""
 
     ok: bool
     ready: bool = True
+    gone: bool = False
 
 
 READY, UNREADY, FAILED = ProbeResult(True), ProbeResult(True, ready=False), ProbeResult(False)
+GONE = ProbeResult(False, gone=True)
 
 
 def url_of(address: Address, path: str) -> str:
@@ -81,6 +85,7 @@ class _Http:
     def __init__(self, pool: Pool, address: Address, path: str, live_path: str, timeout_s: float) -> None:
         self._pool, self._address, self._path, self._live_path = pool, address, path, live_path
         self._timeout_s = timeout_s
+        self._gone = False
         self.why = ""
 
     async def look(self) -> ProbeResult:
@@ -89,6 +94,8 @@ class _Http:
         status = await self._status(self._path)
         if status // 100 == 2:
             return READY
+        if self._gone:
+            return GONE
         if not self._live_path:
             return UNREADY if status == 503 else FAILED
         return UNREADY if await self._status(self._live_path) // 100 == 2 else FAILED
@@ -98,8 +105,9 @@ class _Http:
         try:
             status = (await fetch.get(self._pool, self._address, path, self._timeout_s, _HEALTH_BYTES_MAX)).status
         except FetchError as error:
-            self.why = f"{url}: {error}"
+            self.why, self._gone = f"{url}: {error}", error.outcome is outcome.CONNECT_FAILED
             return 0
+        self._gone = False
         self.why = "" if status // 100 == 2 and path == self._path else f"{url}: status {status}"
         return status
 
@@ -120,7 +128,7 @@ class _Tcp:
                 transport, _ = await loop.create_connection(asyncio.Protocol, self._address.host, self._address.port)
         except OSError as error:  # TimeoutError is one
             self.why = f"{self._address}: {error.strerror or 'timeout'}"
-            return FAILED
+            return GONE if isinstance(error, ConnectionRefusedError) else FAILED
         transport.close()
         self.why = ""
         return READY

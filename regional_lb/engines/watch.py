@@ -9,6 +9,7 @@ reason; observations of one process never count for another that replaced it. Ne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from math import inf
 from typing import TYPE_CHECKING
@@ -43,6 +44,7 @@ PAGE_BYTES_MAX = 4 * 1024 * 1024
 LISTING_BYTES_MAX = 1024 * 1024
 SWAP_S = 0.1  # within which what engines say that they serve is taken in together
 SWEEP_S = 0.1  # between two looks at whether those leaving have finished
+_BUSY_S = 1.0  # no server closes so soon what it answered on several times before, unless its process ends
 _WARMUP_S = 60.0  # the most that each completion of a warm-up may take: kernels are compiled, graphs captured
 _HUNG = "it generates nothing, whatever its health page says"
 # Anything else may be a metrics page whose server gives no better type.
@@ -87,6 +89,9 @@ class Watcher:
         self._key = config.engine_key.get_secret_value() if config.engine_key else None
         self._ready: set[str] = set()  # whose last probe said so
         self._hung: set[str] = set()
+        self._told: set[str] = set()  # who said what it serves, or that it has no such page, and was the same since
+        # By address: who is there, set where another process may have taken its place.
+        self._doubts: dict[Address, tuple[ReplicaConfig, asyncio.Event]] = {}
         self.at_rest: set[str] = set()  # whose last scrape said so
         # By name: the last scrape's figures that change with its work, and since when they have been these.
         self._worked: dict[str, tuple[tuple[float | None, ...], float]] = {}
@@ -106,6 +111,7 @@ class Watcher:
     async def open(self) -> None:
         """Begin. The view exists at once; the state of its replicas becomes known with their first probes."""
         self._pool = Pool(UpstreamLimits(connect_s=self._watch.timeout_s), self._context, self._trouble)
+        self._pool.on_closed = self._closed
         self.members.announce(self._config.replicas, self._clock())
         self._swap()
 
@@ -129,7 +135,7 @@ class Watcher:
             now = watched.get(name)
             if now is not config and now != config:  # the first spares thousands of comparisons, field by field
                 del self._looking[name]
-                for known in (self._ready, self._hung, self.at_rest):
+                for known in (self._ready, self._hung, self._told, self.at_rest):
                     known.discard(name)
                 self._worked.pop(name, None)
                 self._problems.pop(name, None)
@@ -185,17 +191,22 @@ class Watcher:
 
     async def _probe(self, replica: ReplicaConfig) -> None:
         assert self._pool is not None
-        path = _engine(replica).health
+        name, path = replica.label, _engine(replica).health
         prober = probes.prober(replica, path, self._pool, self._watch.timeout_s, self._credentials)
-        fails, cold, told = 0, replica.probe.warmup > 0, False
+        fails, cold, told, woken = 0, replica.probe.warmup > 0, False, False
+        doubt = asyncio.Event()
+        doubted = self._doubts[replica.address] = replica, doubt
         try:
             while self._current(replica):
                 verdict = await prober.look()
                 if not self._current(replica):
                     return
-                told = verdict.ok and told
+                if doubt.is_set() or not verdict.ok:
+                    doubt.clear()
+                    self._told.discard(name)
+                told = told and name in self._told
                 if verdict is probes.READY and not told and self._models_ruled():
-                    told = await self._told(replica)
+                    told = await self._tells(replica)
                     verdict = verdict if told else probes.UNREADY
                 if not self._current(replica):
                     return
@@ -206,26 +217,74 @@ class Watcher:
                     cold = not await self._warm_up(replica)
                     verdict = probes.FAILED if cold else verdict
                 # Said once that it is down: one that starts together with us is there a moment later.
-                self._problem(replica.label, "health", _unwell(prober.why, verdict), said=fails >= self._watch.fall)
+                self._problem(name, "health", _unwell(prober.why, verdict), said=fails >= self._watch.fall)
+                if verdict.gone and name in self._ready and self._models_ruled():
+                    verdict = probes.UNREADY  # at once: what listens there next is another process
                 self._probed(replica, verdict)
-                await self._pause(self._watch.probe_s)
-                if verdict is probes.READY and replica.label in self.at_rest:
+                if not woken and self._models_ruled():
+                    woken = await self._pause_or_doubt(doubt)
+                else:  # not twice in a row: there are servers that close whatever they answered on
+                    woken = False
+                    await self._pause(self._watch.probe_s)
+                if not woken and verdict is probes.READY and name in self.at_rest:
                     await self._pause(self._watch.probe_s)  # its page was there meanwhile: every second look is spared
         finally:
+            if self._doubts.get(replica.address) is doubted:
+                del self._doubts[replica.address]
             await prober.close()
 
-    async def _told(self, replica: ReplicaConfig) -> bool:
+    async def _pause_or_doubt(self, doubt: asyncio.Event) -> bool:
+        """Whether there was doubt before the next probe was due."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._jittered(self._watch.probe_s)):
+                return await doubt.wait()
+        return False
+
+    def _closed(self, address: Address, rested_s: float) -> None:
+        """The other side closed a connection: the process may have ended, and another may take its place at once."""
+        replica, doubt = self._doubts.get(address, (None, None))
+        if replica is not None and doubt is not None:
+            doubt.set()
+            if rested_s < _BUSY_S and self._models_ruled():
+                self._hold_back(replica)
+
+    def _hold_back(self, replica: ReplicaConfig) -> None:
+        """No work before the next probe, which asks what it serves."""
+        self._told.discard(replica.label)
+        if replica.label in self._ready and self._current(replica):
+            self._probed(replica, probes.UNREADY)
+
+    def models_bound(self) -> None:
+        """The law that comes next has rules of models: who has not said what it serves gets no work from now on."""
+        for name in self._ready - self._told:
+            self._hold_back(self._looking[name][0])
+
+    async def _tells(self, replica: ReplicaConfig) -> bool:
         """Whether it said what it serves, or answered that it does not say, and the view has it: it may be another
         process than before, and the law's rules for what its models are based on bind its first prompt, too."""
-        try:
-            await self._listed(replica)
-        except (PageError, FetchError) as error:
-            if str(error) in _NO_ANSWER:
-                self._problem(replica.label, "models", f"{replica.url}/v1/models: {error}; {_remedy(error)}")
+        asked_again = says_none = False
+        while replica.label not in self._told and not says_none:
+            try:
+                await self._listed(replica)
+            except (PageError, FetchError) as error:
+                if error.reason == "cut" and not asked_again:  # the process may have ended in the midst of it
+                    asked_again = True
+                    continue
+                if _no_answer(error):
+                    self._problem(replica.label, "models", f"{replica.url}/v1/models: {error}; {_remedy(error)}")
+                    return False
+                says_none = True
+                self._says_none(replica, error)
+            if not self._current(replica):
                 return False
         if self._swapping is not None and not self._swapping.done():
             await asyncio.wait((self._swapping,))
-        return True
+        return says_none or replica.label in self._told  # else there is doubt again
+
+    def _says_none(self, replica: ReplicaConfig, error: PageError | FetchError) -> None:
+        """What lists nothing, or nothing that can be read, may do so a moment later: it is asked with each probe."""
+        if error.reason in ("status", "key") and not _no_answer(error) and self._current(replica):
+            self._told.add(replica.label)
 
     def _probed(self, replica: ReplicaConfig, result: probes.ProbeResult) -> None:
         ready = self._ready.add if result is probes.READY else self._ready.discard
@@ -293,6 +352,8 @@ class Watcher:
                     self._work(replica.label, sample)
                 if sample.slots is not None and self.members.runs(replica.label, sample.slots, by_metrics=True):
                     self._take_in()
+                if before is not None and sample.restarted(before):
+                    self._closed(replica.address, 0.0)
                 self._react(ReplicaSampled(replica.label, sample))
                 is_idle = before is not None and sample.same(before) and not self._in_flight(replica.label)
                 before = sample
@@ -324,6 +385,7 @@ class Watcher:
                 unknown = unreached = False
             except (PageError, FetchError) as error:
                 unreached = unreached and error.reason == "unreachable"
+                self._says_none(replica, error)
                 if unknown:
                     self._refused(f"models_{error.reason}")
                     self._problem(replica.label, "models", f"{replica.url}/v1/models: {error}; {_remedy(error)}")
@@ -334,9 +396,11 @@ class Watcher:
         listing = read_listing(await self._listing(replica.address))
         if replica.slots is None:
             listing = replace(listing, slots=await self._slots(replica, listing))
-        if self._current(replica) and self.members.listed(replica.label, listing):
-            self._compare(replica)
-            self._take_in()
+        if self._current(replica):
+            if self.members.listed(replica.label, listing):
+                self._compare(replica)
+                self._take_in()
+            self._told.add(replica.label)
         self._problem(replica.label, "models", "")
 
     def _take_in(self) -> None:
@@ -426,7 +490,10 @@ class Watcher:
 
     def _pause(self, seconds: float) -> Coroutine[None, None, None]:
         # ±20 %, so that many balancers do not look at one engine in step.
-        return asyncio.sleep(seconds * (0.8 + 0.4 * self._rng.random()))
+        return asyncio.sleep(self._jittered(seconds))
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * (0.8 + 0.4 * self._rng.random())
 
     async def _page(self, address: Address, path: str) -> bytes:
         """The complete page: a truncated one could say 1 instead of 12. Raises PageError, FetchError."""
@@ -446,6 +513,11 @@ def _unwell(why: str, seen: probes.ProbeResult) -> str:
     if seen.ok:
         return f"{why}; it is not ready yet"
     return f"{why}; {_REMEDY}{_ELSEWHERE if ': status ' in why else ''}"
+
+
+def _no_answer(error: PageError | FetchError) -> bool:
+    """Whether the engine has not said what it serves, nor that it does not say. A list too long to be read is one."""
+    return error.reason == "size" or str(error) in _NO_ANSWER
 
 
 def _remedy(error: PageError | FetchError) -> str:

@@ -105,6 +105,20 @@ async def test_running_requests_finish_and_new_ones_are_refused_with_the_clause(
     assert len(engine.seen) == 1
 
 
+async def test_who_may_not_be_picked_by_a_law_with_rules_of_models_is_told_before_it_is_in_force(
+    up: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that never said what it serves gets no prompt between the law and its next probe."""
+    flow = up.regional.flow
+    epochs = list[int]()
+    monkeypatch.setattr(up.regional.watcher, "models_bound", lambda: epochs.append(flow.law.epoch))
+    etcd = Etcd(up)
+    await etcd.law(2, tenant("anywhere"))
+    assert epochs == []
+    await etcd.law(3, tenant("anywhere", models={MODEL: {"deny": ["jp"]}}))
+    assert epochs == [2]
+
+
 class SlowProxy:
     """An HTTP proxy on the way to a region, which lets nobody through while it `holds`, and then no byte upwards."""
 

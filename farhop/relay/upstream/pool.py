@@ -442,7 +442,8 @@ class Pool:
 
     `context` gives the TLS context for the next connection to an address that wants one; `trouble` is called if TLS
     failed, or an upstream sent unsolicited bytes; `on_use`, with the address of a request that is the first after
-    RESTED_S.
+    RESTED_S; `on_closed`, with the address and for how long the connection had rested (seconds), if the other side
+    closed one that had carried several requests, and was at rest or just lent again.
     """
 
     def __init__(
@@ -461,6 +462,7 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self.cork = Cork(self._loop)
         self.on_use: Callable[[Address], None] = lambda _address: None
+        self.on_closed: Callable[[Address, float], None] = lambda _address, _rested_s: None
 
     @property
     def connections(self) -> int:
@@ -571,6 +573,8 @@ class Pool:
         idle = self._idle.get(connection.address)
         if idle and connection in idle:
             idle.remove(connection)
+            if connection.reused:
+                self.on_closed(connection.address, self._loop.time() - connection.idle_since)
         if not idle:
             self._idle.pop(connection.address, None)
 
@@ -580,6 +584,7 @@ class Pool:
         as well."""
         if self._loop.time() - connection.lent_at > CROSSING_S:
             return False
+        self.on_closed(connection.address, connection.lent_at - connection.idle_since)
         for other in tuple(self._idle.get(connection.address, ())):
             if other.idle_since <= connection.idle_since:
                 other.abort()

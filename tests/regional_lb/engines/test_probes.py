@@ -19,7 +19,7 @@ from farhop.relay.upstream.pool import Pool, UpstreamLimits
 from farhop_lab.world.certs import Authority
 from farhop_lab.world.ports import free_ports
 from regional_lb.engines.config import ReplicaConfig
-from regional_lb.engines.probes import FAILED, READY, UNREADY, Prober, generates, prober
+from regional_lb.engines.probes import FAILED, GONE, READY, UNREADY, Prober, generates, prober
 
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -120,7 +120,8 @@ async def test_a_tcp_probe_succeeds_only_if_connections_are_accepted(pool: Pool)
         for one in stuffing:
             one.close()
     (port,) = free_ports(1)
-    assert await looker(pool, replica(f"http://127.0.0.1:{port}", kind="tcp")).look() == FAILED
+    for kind in ("tcp", "http"):
+        assert await looker(pool, replica(f"http://127.0.0.1:{port}", kind=kind)).look() == GONE
 
 
 # -- gRPC

@@ -525,12 +525,24 @@ async def engine(
     models: list[Any], asked: list[str | None] | None = None, info: dict[str, Any] | None = None,
     health: Answering | None = None,
 ) -> AsyncIterator[str]:  # fmt: skip
-    """`models[0]` is what it lists: a document, or a status. `info`: what its `/get_server_info` answers, if any."""
+    """`models[0]` is what it lists: a document, or a status, 0 if it breaks off. `info`: what its `/get_server_info`
+    answers, if any."""
 
-    async def answer(request: web.Request) -> web.Response:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if models[0] == 0:
+            models[0], models[1] = models[1], models[0]
+            begun = web.StreamResponse(headers={"content-length": "99"})
+            await begun.prepare(request)
+            await begun.write(b"{")
+            assert request.transport is not None
+            request.transport.close()
+            return begun
         if asked is not None:
             asked.append(request.headers.get("authorization"))
-        return web.Response(status=models[0]) if isinstance(models[0], int) else web.json_response(models[0])
+        said = models[0]
+        if models[1:] == [0]:
+            models.reverse()
+        return web.Response(status=said) if isinstance(said, int) else web.json_response(said)
 
     async def metrics(_request: web.Request) -> web.Response:
         return web.Response(text=PAGE)
@@ -624,6 +636,88 @@ async def test_a_replica_that_never_says_what_it_serves_gets_work_unless_the_law
         found.ruled = True
         await until(lambda: not found.ready[-1])
         assert any("/v1/models: status 503" in problem for problem in found.watcher.problems("one"))
+
+
+async def test_a_process_in_the_place_of_another_gets_no_work_before_it_said_what_it_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It took the port between two probes, all of which were good: seen only by its connections, or its counters."""
+    models: list[Any] = [listing("m", root="first")]
+    lines = set[asyncio.Transport]()
+    seen = list[tuple[bool, Any]]()
+
+    async def health(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        lines.add(request.transport)
+        return web.Response()
+
+    async with engine(models, health=health) as url, watching(monkeypatch, {"one": url}, scrape_s=60.0) as found:
+        react = found.watcher._react
+
+        def noted(event: Event) -> None:
+            react(event)
+            if isinstance(event, ReplicaProbed):
+                seen.append((event.ready, found.view.replicas["one"].lineage["m"]))
+
+        found.watcher._react = noted
+        await until(lambda: seen.count((True, {"first"})) >= 4)
+        seen.clear()
+        models[0] = listing("m", root="second")
+        for line in lines:
+            line.close()
+        await until(lambda: (True, {"second"}) in seen)
+        begun = next(n for n, (ready, _) in enumerate(seen) if not ready)
+        assert (True, {"first"}) not in seen[begun:]
+        models[0] = listing("m", root="third")
+        seen.clear()
+        found.watcher._closed(found.watcher._looking["one"][0].address, 0.0)  # as when its counters run backwards
+        assert seen == [(False, {"second"})]
+        await until(lambda: (True, {"third"}) in seen)
+        assert (True, {"second"}) not in seen
+
+
+async def test_an_engine_whose_counters_run_backwards_is_asked_anew_what_it_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = [1000.0]
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(text=page("3", more=f"process_start_time_seconds {started[0]}\n"))
+
+    async with served(answer) as url, watching(monkeypatch, {"one": url}, probe_s=0.3) as found:
+        await until(lambda: found.ready and found.ready[-1] and found.waiting("one") == 3)
+        found.ready.clear()
+        started[0] = 2000.0
+        await until(lambda: False in found.ready and found.ready[-1])
+
+
+async def test_an_engine_that_did_not_say_what_it_serves_gets_no_more_work_once_a_law_has_rules_of_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before its next probe, and no other."""
+    async with (
+        engine([503]) as mute, engine([404]) as without, engine([listing("m")]) as told,
+        watching(monkeypatch, {"mute": mute, "without": without, "told": told}) as found,
+    ):  # fmt: skip
+        found.ruled = False
+        await until(lambda: found.watcher._ready == {"mute", "without", "told"} == {*found.watcher._told, "mute"})
+        found.probes.clear()
+        found.ready.clear()
+        found.watcher.models_bound()
+        assert (found.probes, found.ready) == ([("mute", True)], [False])
+
+
+@pytest.mark.parametrize("says", [listing(*(f"m{n}" for n in range(5000))), 0])
+async def test_a_list_that_is_too_long_or_breaks_off_once_says_nothing_of_what_models_are_based_on(
+    monkeypatch: pytest.MonkeyPatch, says: Any
+) -> None:
+    """What comes next where it broke off may be another process's."""
+    async with engine([says, 503]) as url, watching(monkeypatch, {"one": url}) as found:
+        await until(lambda: found.probed("one") >= 3)  # at first it is asked by two at once
+        found.ready.clear()
+        await until(lambda: len(found.ready) >= 4)
+        assert not any(found.ready)
+        assert any("/v1/models: " in problem for problem in found.watcher.problems("one"))
 
 
 async def test_model_lists_of_many_engines_at_once_make_few_views(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -339,6 +339,29 @@ async def test_an_idle_connection_is_closed_after_its_time(stage: Any) -> None:
     await until(lambda: s.pool.connections == 0)
 
 
+@pytest.mark.parametrize("requests", [1, 2])
+async def test_a_connection_that_the_other_side_closes_at_rest_is_reported_if_it_was_used_again(
+    stage: Any, requests: int
+) -> None:
+    """A server that closes after each answer says nothing by it."""
+    s = await stage()
+    closed: list[tuple[Any, float]] = []
+    s.pool.on_closed = lambda address, rested_s: closed.append((address, rested_s))
+
+    async def script(line: Line) -> None:
+        for _ in range(requests):
+            await s.upstream.request(line)
+            await line.send(plain(b"{}"))
+        await line.close()
+
+    s.upstream.script = script
+    for _ in range(requests):
+        assert (await s.ask(post())).status == 200
+    await until(lambda: s.pool.connections == 0)
+    assert [address for address, _ in closed] == [s.upstream.address] * (requests - 1)
+    assert all(0.0 <= rested_s < 20.0 for _, rested_s in closed)
+
+
 async def test_giving_up_an_address_closes_its_idle_connections_alone(stage: Any) -> None:
     s = await stage()
     assert (await s.ask(post())).status == 200
