@@ -10,17 +10,19 @@ Never decides.
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple
 
 
 class Deferral(NamedTuple):
     """What a deferred request waits for, its work there in tokens, and the last node of its prefix that is cached
-    there, 0 without one."""
+    there, 0 without one. `most_s`: after so long in the queue it waits no more."""
 
     variant: str
     replica: str
     work_tokens: float
     node: int = 0
+    most_s: float = inf
 
 
 class Deferred:

@@ -73,7 +73,6 @@ MOVE_AGAIN_S = 2.0  # until a stream that could not leave a drained replica trie
 RESUMES_MAX = 3  # of one stream: what ends one engine after another is not handed on for ever
 
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
-DEFER_S = 2.0  # how long a request waits for a full replica that serves it sooner: others may keep arriving there
 RETRY_AFTER_S = 1.0
 _GAVE_UP = {
     outcome.PATH_UNSUPPORTED: "no engine of this model here has this path",
@@ -647,7 +646,6 @@ class RegionalFlow:
             barred = self.wait_estimate.barred(state, now)
         if state.tried and not self.wait_estimate.others(state, now, state.tried):
             state.tried = ()  # better the same replica again than none
-        may_defer = state.held_at is None or now - state.held_at < DEFER_S
         choice = self.wait_estimate.consider(
             request,
             state.need,
@@ -656,7 +654,7 @@ class RegionalFlow:
             aside,
             state.assigned,
             whole=state.whole or bool(state.resumes),
-            may_defer=may_defer,
+            waited_s=0.0 if state.held_at is None else now - state.held_at,
             ahead=ahead,
         )
         if choice is None or choice.chosen is None:
@@ -839,8 +837,9 @@ class RegionalFlow:
         if starved is not None:
             if released := self._release(self.requests[starved.id], table, now, aside, ahead=ahead):
                 return released
-            its = self.wait_estimate.others(self.requests[starved.id], now, ()) or able  # who can take it
-            aside = (its.names[int(self.replicas.table(its).kv_taken_tokens.argmin())],)
+            if starved.id not in self.wait_estimate.deferred.by_request:  # else it declined room for others
+                its = self.wait_estimate.others(self.requests[starved.id], now, ()) or able  # who can take it
+                aside = (its.names[int(self.replicas.table(its).kv_taken_tokens.argmin())],)
         # The free room may be the reserve: then foreign requests, however many, must not block the region's own
         # requests.
         foreign = self.queue.foreign(variant)
@@ -864,7 +863,7 @@ class RegionalFlow:
                 for state in due
                 if (deferral := deferred.get(state.request.id)) is None
                 or deferral.replica not in full
-                or (state.held_at is not None and now - state.held_at >= DEFER_S)
+                or (state.held_at is not None and now - state.held_at >= deferral.most_s)
             )
         return list(islice(due, K_WAITING))
 

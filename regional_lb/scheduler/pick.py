@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _PART_MIN = 16
 _MASK = np.dtype(np.bool_)
 BLOCKING_TOKENS = 1000.0  # shorter prompts are prefilled before many other requests arrive, at any replica
+DEFER_S = 2.0  # how long a request waits for a full replica that serves it sooner: others may keep arriving there
 EXPLORED_SHARE = 0.05  # the share of picks that look for a less certain replica among near ties
 _MORE = 0.05  # by how much less certain it must be: if all are idle, all are uncertain, and there is nothing to find
 _OWN, _IN_FLIGHT = 4, 3  # a pick's own columns, and which is Rates.in_flight
@@ -92,7 +93,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
     _exact: Collection[str] = ()
     _delay: Column | None = None
     _blocking: Column | None = None
-    deferred_to: tuple[str, float, int] | None = None
+    deferred_to: tuple[str, float, int, float] | None = None
     explored: bool = False
     version: str = ""
     assigned: Assigned | None = None
@@ -260,16 +261,17 @@ def pick(
     known: Known = NOTHING,
     delay_ms: Column | None = None,
     *,
-    may_defer: bool = True,
+    waited_s: float = 0.0,
     home: str = "",
     ahead: bool = False,
     deferred: Deferred = NO_DEFERRED,
 ) -> Pick:
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model. `home`: where its
     session was, which decides only near ties. `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits
-    at each row before its prefill can begin; policies that score in ms count it. `may_defer`: choose none rather than a
-    replica much worse than one that only has to finish its prompts and those of all that wait for it (`deferred`).
-    `ahead`: see Table.room.
+    at each row before its prefill can begin; policies that score in ms count it. `waited_s`: in the queue; for
+    DEFER_S none is chosen rather than a replica much worse than one that only has to finish its prompts and those of
+    all that wait for it (`deferred`), or for as long as the chosen one's prefill would delay those who come. `ahead`:
+    see Table.room.
     """
     uncached = uncached_tokens(need, table, hits, known)
     long = need.prompt_tokens >= LONG_TOKENS
@@ -289,10 +291,13 @@ def pick(
     names = table.of.names
     chosen, deferred_to, explored = None, None, False
     best_score = ready.item(best)
-    if may_defer and not all_room and best_score < inf and policy.waits_ms is not None:
-        sooner = _sooner(need, table, uncached, score, best_score - policy.waits_ms, deferred, now)
-        if sooner is not None:
-            deferred_to = names[sooner], work.item(sooner), _node(need, uncached.item(sooner))
+    if not all_room and best_score < inf and policy.waits_ms is not None:
+        # Until the wait has cost as much as it spares the others: at worst it costs twice what knowing it would have.
+        most_s = DEFER_S if blocking_ms is None else max(DEFER_S, blocking_ms.item(best) / 1e3)
+        if waited_s < most_s:
+            sooner = _sooner(need, table, uncached, score, best_score - policy.waits_ms, deferred, now)
+            if sooner is not None:
+                deferred_to = names[sooner], work.item(sooner), _node(need, uncached.item(sooner)), most_s
     if best_score < inf and deferred_to is None:
         row = policy.choose(best, ready, need, table, rng)
         at_home = _tied(home, best, ready, table, policy) if home else None

@@ -152,12 +152,12 @@ class WaitEstimate:
         assigned: Assigned | None = None,
         *,
         whole: bool = False,
-        may_defer: bool = True,
+        waited_s: float = 0.0,
         ahead: bool = False,
     ) -> Pick | None:
         """Score the healthy replicas for a request; None if there are none. `whole`: do not divide it into a prefill
         and a decode half. `without`: replicas that failed it before; even those of another version are preferred to
-        them. `aside`: replicas to keep free. `assigned`: the result of `assign`, if the caller has it. `may_defer`,
+        them. `aside`: replicas to keep free. `assigned`: the result of `assign`, if the caller has it. `waited_s`,
         `ahead`: see pick.
         """
         if assigned is None and self._splits.by_model:
@@ -188,7 +188,7 @@ class WaitEstimate:
         home = self.affinity.near(session, request.parent_session, request.model) if session else ""
         choice = pick(
             need, table, hits, policy, now, self._rng, known, delay_ms,
-            may_defer=may_defer, home=home, ahead=ahead, deferred=self.deferred,
+            waited_s=waited_s, home=home, ahead=ahead, deferred=self.deferred,
         )  # fmt: skip
         choice.assigned = assigned
         chosen = choice.chosen

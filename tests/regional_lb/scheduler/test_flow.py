@@ -730,5 +730,26 @@ def test_deferred_requests_do_not_hold_up_those_behind_them() -> None:
     assert len(flow.wait_estimate.deferred.by_request) == K_WAITING + 4
 
 
+def test_a_long_prompt_leaves_the_last_replica_to_others_while_they_come() -> None:
+    flow = regional(*(replica(name, slots=64, kv_tokens=400_000) for name in ("r1", "r2")), queue_starvation_s=3.0)
+
+    def come(name: str, blocks: int, now: float) -> list[str]:
+        one = request(name, prompt_bytes=bytes_at(blocks), max_tokens=100, deadline=100.0)
+        return [c.target for c in flow.handle(RequestArrived(one), now) if isinstance(c, Forward)]
+
+    (busy,) = come("first", 76, 0.0)
+    free = "r1" if busy == "r2" else "r2"
+    for n in range(30):
+        assert come(f"q{n}", 2, 0.1) == [free]
+        flow.handle(AttemptBegan(f"q{n}", 1, 200), 0.1)
+    assert come("long", 76, 0.2) == []
+    for n in range(8):
+        sent = flow.handle(machine.AttemptEnded(f"q{n}", 1, 200, None), 2.0 + n)
+        assert not [c for c in sent if isinstance(c, Forward)], "room there is not what it waits for"
+        assert come(f"p{n}", 2, 2.5 + n) == [free], "and those behind do not wait for it"
+    (sent,) = (c for c in flow.handle(AttemptBegan("first", 1, 200), 11.0) if isinstance(c, Forward))
+    assert (sent.id, sent.target) == ("long", busy)
+
+
 def test_the_number_of_waiting_requests_compared_for_a_slot_is_small() -> None:
     assert 2 <= K_WAITING <= 16  # each costs a match, at every slot that frees

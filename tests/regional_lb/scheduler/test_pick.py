@@ -18,6 +18,7 @@ from farhop.balance.prefix import chain
 from regional_lb.fleet.view import Sample
 from regional_lb.scheduler.deferred import NO_DEFERRED, Deferral, Deferred
 from regional_lb.scheduler.pick import (
+    DEFER_S,
     EXPLORED_SHARE,
     FIELD_MAX,
     Known,
@@ -100,14 +101,15 @@ LONG = Need(prompt_tokens=8192.0, output_tokens=100.0, bytes_per_token=4.0, chai
 ROOMY = {"slots": 8, "kv_tokens": 100_000, "prefill_tokens_max": 2_000}
 
 
-def of_long(need: Need, backlog_tokens: int, *, may_defer: bool = True, policy=None, deferred=NO_DEFERRED):
+def of_long(need: Need, backlog_tokens: int, *, waited_s: float = 0.0, policy=None, deferred=NO_DEFERRED):
     """Who gets a prompt that r1 holds but for 1,536 tokens, and r2 does not; r1 prefills so many of another's."""
     rows = table(replica("r1", **ROOMY), replica("r2", **ROOMY), reserved=[Reservation("r1", backlog_tokens, 4_000)])
     policy = policy or Predictive()
     policy.adopt(rows.of.names)
     hits = [(chain.bytes_at(38), rows.of.at["r1"])]
-    choice = pick(need, rows, hits, policy, 0.0, Random(1), may_defer=may_defer, deferred=deferred)
-    assert choice.deferred_to == (None if choice.chosen is not None else ("r1", pytest.approx(1_843.2, rel=0.2), 38))
+    choice = pick(need, rows, hits, policy, 0.0, Random(1), waited_s=waited_s, deferred=deferred)
+    waits = "r1", pytest.approx(1_843.2, rel=0.2), 38, DEFER_S
+    assert choice.deferred_to == (None if choice.chosen is not None else waits)
     return choice.chosen
 
 
@@ -121,7 +123,7 @@ def those(*waits: tuple[object, ...]) -> Deferred:
 def test_a_long_prompt_waits_for_its_replica_and_is_not_computed_again_elsewhere() -> None:
     # 38 blocks are 26 KiB, 6,656 tokens. Computing all takes 819 ms; waiting for 2,100 and computing the rest, 364.
     assert of_long(LONG, 2_100) is None
-    assert of_long(LONG, 2_100, may_defer=False).replica == "r2"
+    assert of_long(LONG, 2_100, waited_s=DEFER_S).replica == "r2"
     assert of_long(LONG, 1_500).replica == "r1"  # there is room
     assert of_long(LONG, 9_000).replica == "r2"  # waiting for that is later than computing it
     assert of_long(LONG, 2_100, policy=RoundRobin()).replica == "r2"  # the costs are unknown
@@ -139,6 +141,24 @@ def test_a_long_prompt_waits_for_its_replica_and_is_not_computed_again_elsewhere
         reserved=[Reservation("r1", 1_500, 4_500)],
     )
     assert pick(LONG, full, [(chain.bytes_at(38), 0)], Predictive(), 0.0, Random(1)).chosen.replica == "r2"
+
+
+def test_a_long_prompt_waits_as_long_as_it_would_delay_others_on_the_last_replica() -> None:
+    """Not for DEFER_S alone: after that the last replica would be blocked, too, and all who come."""
+    need = Need(prompt_tokens=60_000.0, output_tokens=10.0, bytes_per_token=4.0)
+    sizes = {"slots": 64, "kv_tokens": 500_000, "prefill_tokens_max": 8_192}
+    reserved = [Reservation("r1", 20_000, 20_000), *[Reservation("r2", 0, 300)] * 30]
+
+    def asked(waited_s: float):
+        rows = table(replica("r1", **sizes), replica("r2", **sizes), reserved=reserved)
+        return pick(need, rows, (), Predictive(), 0.0, Random(1), waited_s=waited_s)
+
+    at, *_, most_s = asked(0.0).deferred_to
+    assert at == "r1"
+    assert most_s > 5.0 * DEFER_S
+    assert asked(0.99 * most_s).deferred_to == asked(0.0).deferred_to
+    assert asked(most_s).chosen.replica == "r2"  # its own wait has cost as much
+    assert asked(inf).chosen.replica == "r2"
 
 
 def test_of_a_long_prompt_the_work_counts_not_the_tokens() -> None:
