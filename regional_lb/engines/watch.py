@@ -88,6 +88,7 @@ class Watcher:
         self._answered_at = answered_at
         self._key = config.engine_key.get_secret_value() if config.engine_key else None
         self._ready: set[str] = set()  # whose last probe said so
+        self._able: set[str] = set()  # who was ready and is not held back: one whose probe failed may still be picked
         self._hung: set[str] = set()
         self._told: set[str] = set()  # who said what it serves, or that it has no such page, and was the same since
         # By address: who is there, set where another process may have taken its place.
@@ -135,7 +136,7 @@ class Watcher:
             now = watched.get(name)
             if now is not config and now != config:  # the first spares thousands of comparisons, field by field
                 del self._looking[name]
-                for known in (self._ready, self._hung, self._told, self.at_rest):
+                for known in (self._ready, self._able, self._hung, self._told, self.at_rest):
                     known.discard(name)
                 self._worked.pop(name, None)
                 self._problems.pop(name, None)
@@ -218,7 +219,7 @@ class Watcher:
                     verdict = probes.FAILED if cold else verdict
                 # Said once that it is down: one that starts together with us is there a moment later.
                 self._problem(name, "health", _unwell(prober.why, verdict), said=fails >= self._watch.fall)
-                if verdict.gone and name in self._ready and self._models_ruled():
+                if verdict.gone and name in self._able and self._models_ruled():
                     verdict = probes.UNREADY  # at once: what listens there next is another process
                 self._probed(replica, verdict)
                 if not woken and self._models_ruled():
@@ -251,12 +252,12 @@ class Watcher:
     def _hold_back(self, replica: ReplicaConfig) -> None:
         """No work before the next probe, which asks what it serves."""
         self._told.discard(replica.label)
-        if replica.label in self._ready and self._current(replica):
+        if replica.label in self._able and self._current(replica):
             self._probed(replica, probes.UNREADY)
 
     def models_bound(self) -> None:
         """The law that comes next has rules of models: who has not said what it serves gets no work from now on."""
-        for name in self._ready - self._told:
+        for name in self._able - self._told:
             self._hold_back(self._looking[name][0])
 
     async def _tells(self, replica: ReplicaConfig) -> bool:
@@ -289,6 +290,8 @@ class Watcher:
     def _probed(self, replica: ReplicaConfig, result: probes.ProbeResult) -> None:
         ready = self._ready.add if result is probes.READY else self._ready.discard
         ready(replica.label)
+        if result.ok:
+            (self._able.add if result.ready else self._able.discard)(replica.label)
         fault, strain = self._gpus_of(replica)
         hung = _HUNG if replica.label in self._hung and result is probes.READY else ""
         self._react(ReplicaProbed(replica.label, result.ok, fault or hung, result.ready, strain))

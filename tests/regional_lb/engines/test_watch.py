@@ -676,6 +676,32 @@ async def test_a_process_in_the_place_of_another_gets_no_work_before_it_said_wha
         assert (True, {"second"}) not in seen
 
 
+async def test_a_replica_that_is_still_picked_after_a_failed_probe_is_held_back_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its closed connections, and by the first law with rules of models."""
+    status = [200]
+
+    async def health(_request: web.Request) -> web.Response:
+        return web.Response(status=status[0])
+
+    async with (
+        engine([503], health=health) as url,
+        watching(monkeypatch, {"one": url}, fall=1000, rise=1) as found,
+    ):  # fmt: skip
+        found.ruled = False
+        address = found.watcher._looking["one"][0].address
+        for replaced in (lambda: found.watcher._closed(address, 0.0), found.watcher.models_bound):
+            found.ruled, status[0] = False, 200
+            await until(lambda: found.probes[-1:] == [("one", True)] and found.ready[-1])
+            status[0] = 500
+            await until(lambda: not found.probes[-1][1])
+            found.ruled = True
+            found.ready.clear()
+            replaced()
+            assert found.ready == [False]
+
+
 async def test_an_engine_whose_counters_run_backwards_is_asked_anew_what_it_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
