@@ -44,7 +44,9 @@ PAGE_BYTES_MAX = 4 * 1024 * 1024
 LISTING_BYTES_MAX = 1024 * 1024
 SWAP_S = 0.1  # within which what engines say that they serve is taken in together
 SWEEP_S = 0.1  # between two looks at whether those leaving have finished
-_BUSY_S = 1.0  # no server closes so soon what it answered on several times before, unless its process ends
+# Few servers close so soon what they answered on several times before, unless their process ends; longer than between
+# two scrapes of an engine at rest.
+_BUSY_S = 1.9
 _WARMUP_S = 60.0  # the most that each completion of a warm-up may take: kernels are compiled, graphs captured
 _HUNG = "it generates nothing, whatever its health page says"
 # Anything else may be a metrics page whose server gives no better type.
@@ -88,10 +90,12 @@ class Watcher:
         self._answered_at = answered_at
         self._key = config.engine_key.get_secret_value() if config.engine_key else None
         self._ready: set[str] = set()  # whose last probe said so
+        self._able: set[str] = set()  # who was ready and is not held back: one whose probe failed may still be picked
         self._hung: set[str] = set()
         self._told: set[str] = set()  # who said what it serves, or that it has no such page, and was the same since
         # By address: who is there, set where another process may have taken its place.
         self._doubts: dict[Address, tuple[ReplicaConfig, asyncio.Event]] = {}
+        self._closed_after: dict[Address, float] = {}  # how long a connection had rested that was closed last, seconds
         self.at_rest: set[str] = set()  # whose last scrape said so
         # By name: the last scrape's figures that change with its work, and since when they have been these.
         self._worked: dict[str, tuple[tuple[float | None, ...], float]] = {}
@@ -135,7 +139,7 @@ class Watcher:
             now = watched.get(name)
             if now is not config and now != config:  # the first spares thousands of comparisons, field by field
                 del self._looking[name]
-                for known in (self._ready, self._hung, self._told, self.at_rest):
+                for known in (self._ready, self._able, self._hung, self._told, self.at_rest):
                     known.discard(name)
                 self._worked.pop(name, None)
                 self._problems.pop(name, None)
@@ -218,23 +222,27 @@ class Watcher:
                     verdict = probes.FAILED if cold else verdict
                 # Said once that it is down: one that starts together with us is there a moment later.
                 self._problem(name, "health", _unwell(prober.why, verdict), said=fails >= self._watch.fall)
-                if verdict.gone and name in self._ready and self._models_ruled():
+                if verdict.gone and name in self._able and self._models_ruled():
                     verdict = probes.UNREADY  # at once: what listens there next is another process
                 self._probed(replica, verdict)
-                if not woken and self._models_ruled():
-                    woken = await self._pause_or_doubt(doubt)
-                else:  # not twice in a row: there are servers that close whatever they answered on
+                if woken:  # not twice in a row: there are servers that close whatever they answered on
                     woken = False
                     await self._pause(self._watch.probe_s)
+                else:
+                    woken = await self._pause_or_doubt(doubt)
                 if not woken and verdict is probes.READY and name in self.at_rest:
-                    await self._pause(self._watch.probe_s)  # its page was there meanwhile: every second look is spared
+                    woken = await self._pause_or_doubt(doubt)  # every second look is spared: its page was there
         finally:
             if self._doubts.get(replica.address) is doubted:
                 del self._doubts[replica.address]
+                self._closed_after.pop(replica.address, None)
             await prober.close()
 
     async def _pause_or_doubt(self, doubt: asyncio.Event) -> bool:
-        """Whether there was doubt before the next probe was due."""
+        """Whether there was doubt before the next probe was due, and the law has rules of models."""
+        if not self._models_ruled():
+            await self._pause(self._watch.probe_s)
+            return False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._jittered(self._watch.probe_s)):
                 return await doubt.wait()
@@ -245,18 +253,28 @@ class Watcher:
         replica, doubt = self._doubts.get(address, (None, None))
         if replica is not None and doubt is not None:
             doubt.set()
-            if rested_s < _BUSY_S and self._models_ruled():
+            before_s = self._closed_after.get(address, inf)
+            self._closed_after[address] = rested_s
+            # One that always closes after the same time keeps connections for no longer.
+            if rested_s < _BUSY_S and abs(rested_s - before_s) > 0.1 * (1.0 + rested_s) and self._models_ruled():
                 self._hold_back(replica)
+
+    def _replaced(self, replica: ReplicaConfig) -> None:
+        """Another process has taken the place."""
+        if replica.address in self._doubts:
+            self._doubts[replica.address][1].set()
+        if self._models_ruled():
+            self._hold_back(replica)
 
     def _hold_back(self, replica: ReplicaConfig) -> None:
         """No work before the next probe, which asks what it serves."""
         self._told.discard(replica.label)
-        if replica.label in self._ready and self._current(replica):
+        if replica.label in self._able and self._current(replica):
             self._probed(replica, probes.UNREADY)
 
     def models_bound(self) -> None:
         """The law that comes next has rules of models: who has not said what it serves gets no work from now on."""
-        for name in self._ready - self._told:
+        for name in self._able - self._told:
             self._hold_back(self._looking[name][0])
 
     async def _tells(self, replica: ReplicaConfig) -> bool:
@@ -278,6 +296,8 @@ class Watcher:
             if not self._current(replica):
                 return False
         if self._swapping is not None and not self._swapping.done():
+            if replica.label in self._able:
+                self._probed(replica, probes.UNREADY)
             await asyncio.wait((self._swapping,))
         return says_none or replica.label in self._told  # else there is doubt again
 
@@ -289,6 +309,8 @@ class Watcher:
     def _probed(self, replica: ReplicaConfig, result: probes.ProbeResult) -> None:
         ready = self._ready.add if result is probes.READY else self._ready.discard
         ready(replica.label)
+        if result.ok:
+            (self._able.add if result.ready else self._able.discard)(replica.label)
         fault, strain = self._gpus_of(replica)
         hung = _HUNG if replica.label in self._hung and result is probes.READY else ""
         self._react(ReplicaProbed(replica.label, result.ok, fault or hung, result.ready, strain))
@@ -353,7 +375,7 @@ class Watcher:
                 if sample.slots is not None and self.members.runs(replica.label, sample.slots, by_metrics=True):
                     self._take_in()
                 if before is not None and sample.restarted(before):
-                    self._closed(replica.address, 0.0)
+                    self._replaced(replica)
                 self._react(ReplicaSampled(replica.label, sample))
                 is_idle = before is not None and sample.same(before) and not self._in_flight(replica.label)
                 before = sample

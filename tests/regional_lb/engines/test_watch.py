@@ -670,10 +670,50 @@ async def test_a_process_in_the_place_of_another_gets_no_work_before_it_said_wha
         assert (True, {"first"}) not in seen[begun:]
         models[0] = listing("m", root="third")
         seen.clear()
-        found.watcher._closed(found.watcher._looking["one"][0].address, 0.0)  # as when its counters run backwards
+        found.watcher._replaced(found.watcher._looking["one"][0])  # as when its counters run backwards
         assert seen == [(False, {"second"})]
         await until(lambda: (True, {"third"}) in seen)
         assert (True, {"second"}) not in seen
+
+
+async def test_a_replica_that_is_still_picked_after_a_failed_probe_is_held_back_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its closed connections, and by the first law with rules of models."""
+    status = [200]
+
+    async def health(_request: web.Request) -> web.Response:
+        return web.Response(status=status[0])
+
+    async with (
+        engine([503], health=health) as url,
+        watching(monkeypatch, {"one": url}, fall=1000, rise=1) as found,
+    ):  # fmt: skip
+        found.ruled = False
+        address = found.watcher._looking["one"][0].address
+        for replaced in (lambda: found.watcher._closed(address, 0.0), found.watcher.models_bound):
+            found.ruled, status[0] = False, 200
+            await until(lambda: found.probes[-1:] == [("one", True)] and found.ready[-1])
+            status[0] = 500
+            await until(lambda: not found.probes[-1][1])
+            found.ruled = True
+            found.ready.clear()
+            replaced()
+            assert found.ready == [False]
+
+
+async def test_an_engine_that_closes_its_connections_after_a_fixed_time_is_held_back_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that keeps connections for 0.7 s lost 4 of 10 requests."""
+    async with engine([listing("m")]) as url, watching(monkeypatch, {"one": url}, probe_s=0.05) as found:
+        address = found.watcher._looking["one"][0].address
+        await until(lambda: found.ready and found.ready[-1])
+        for n, rested_s in enumerate((0.71, 0.7, 0.73, 1.2, 0.3)):
+            await until(lambda: "one" in found.watcher._ready)
+            found.ready.clear()
+            found.watcher._closed(address, rested_s)
+            assert found.ready == ([] if n in (1, 2) else [False]), rested_s
 
 
 async def test_an_engine_whose_counters_run_backwards_is_asked_anew_what_it_serves(
