@@ -292,8 +292,9 @@ def pick(
     chosen, deferred_to, explored = None, None, False
     best_score = ready.item(best)
     if not all_room and best_score < inf and policy.waits_ms is not None:
-        # Until the wait has cost as much as it spares the others: at worst it costs twice what knowing it would have.
-        most_s = DEFER_S if blocking_ms is None else max(DEFER_S, blocking_ms.item(best) / 1e3)
+        most_s = DEFER_S
+        if blocking_ms is not None:
+            most_s = _most_s(need, table, backlog + work, blocking_ms.item(best), best, waited_s, now)
         if waited_s < most_s:
             sooner = _sooner(need, table, uncached, score, best_score - policy.waits_ms, deferred, now)
             if sooner is not None:
@@ -367,6 +368,17 @@ def _explored(
         return chosen
     rows = (uncertain >= greatest - 1e-3).nonzero()[0]
     return int(rows[int(rng.random() * len(rows))])
+
+
+def _most_s(
+    need: Need, table: Table, to_prefill: Column, blocking_ms: float, best: int, waited_s: float, now: float
+) -> float:
+    """How long (s) the request may wait by choice rather than take the last replica that is open to others: until that
+    has cost as much as it spares them, which at worst costs twice what knowing the wait would have (ski rental). But
+    not so long that its deadline comes near: by then as much time must be left again as it takes."""
+    takes_s = _latest_ms(need, table, to_prefill).item(best) / 1e3
+    spare_s = need.deadline - now - 2.0 * takes_s
+    return max(DEFER_S, min(blocking_ms / 1e3, waited_s + spare_s))
 
 
 def _sooner(

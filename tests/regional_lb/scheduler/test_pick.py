@@ -159,6 +159,13 @@ def test_a_long_prompt_waits_as_long_as_it_would_delay_others_on_the_last_replic
     assert asked(0.99 * most_s).deferred_to == asked(0.0).deferred_to
     assert asked(most_s).chosen.replica == "r2"  # its own wait has cost as much
     assert asked(inf).chosen.replica == "r2"
+    # It takes the last one while its deadline can be met there, for which its work and as much again must be left.
+    need = replace(need, deadline=100.0)
+    early_s = asked(0.0).deferred_to[-1]
+    assert DEFER_S < early_s < most_s
+    need = replace(need, deadline=100.0 - early_s)
+    assert asked(0.0).deferred_to[-1] == DEFER_S
+    assert asked(DEFER_S).chosen.replica == "r2"
 
 
 def test_of_a_long_prompt_the_work_counts_not_the_tokens() -> None:
