@@ -16,6 +16,7 @@ from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from regional_lb.app.main import RegionalBalancer
 from regional_lb.picker.server import PickerServer
 from regional_lb.picker.stream import GatewayStream
+from topology.model import Topology
 
 CHAT = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": True})
 DUPLEX, NONE = wire.FULL_DUPLEX_STREAMED, wire.NONE
@@ -66,7 +67,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    engines: int = 2, slots: int = 64, cluster: MemoryCluster | None = None, **more: Any
+    engines: int = 2, slots: int = 64, cluster: MemoryCluster | None = None, world: Topology | None = None, **more: Any
 ) -> AsyncIterator[Stage]:
     """It, with all of its replicas up. FARHOP_TEST_HOP must be set."""
     async with AsyncExitStack() as stack:
@@ -79,7 +80,7 @@ async def stage(
         picker = {"port": 0, **more.pop("picker", {})}
         config = regional_config(ours[0], replicas=replicas, picker=picker, **more)
         store = MemoryStore(Random(2), cluster or MemoryCluster())
-        balancer = RegionalBalancer(config, topology(), Random(1), store)
+        balancer = RegionalBalancer(config, world or topology(), Random(1), store)
         line = await balancer.open()
         stack.push_async_callback(balancer.close)
         await until(lambda: all(one["state"] == "up" for one in balancer.tier_admin.status()["replicas"]))
