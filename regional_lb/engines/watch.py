@@ -46,7 +46,7 @@ SWAP_S = 0.1  # within which what engines say that they serve is taken in togeth
 SWEEP_S = 0.1  # between two looks at whether those leaving have finished
 # Few servers close so soon what they answered on several times before, unless their process ends; longer than between
 # two scrapes of an engine at rest.
-_BUSY_S = 1.9
+_CLOSES_SOON_S = 1.9
 _WARMUP_S = 60.0  # the most that each completion of a warm-up may take: kernels are compiled, graphs captured
 _HUNG = "it generates nothing, whatever its health page says"
 # Anything else may be a metrics page whose server gives no better type.
@@ -92,9 +92,11 @@ class Watcher:
         self._ready: set[str] = set()  # whose last probe said so
         self._able: set[str] = set()  # who was ready and is not held back: one whose probe failed may still be picked
         self._hung: set[str] = set()
-        self._told: set[str] = set()  # who said what it serves, or that it has no such page, and was the same since
+        self._models_known: set[str] = (
+            set()
+        )  # who said what it serves, or that it has no such page, and was the same since
         # By address: who is there, set where another process may have taken its place.
-        self._doubts: dict[Address, tuple[ReplicaConfig, asyncio.Event]] = {}
+        self._restart_suspected: dict[Address, tuple[ReplicaConfig, asyncio.Event]] = {}
         self._closed_after: dict[Address, float] = {}  # how long a connection had rested that was closed last, seconds
         self.at_rest: set[str] = set()  # whose last scrape said so
         # By name: the last scrape's figures that change with its work, and since when they have been these.
@@ -139,7 +141,7 @@ class Watcher:
             now = watched.get(name)
             if now is not config and now != config:  # the first spares thousands of comparisons, field by field
                 del self._looking[name]
-                for known in (self._ready, self._able, self._hung, self._told, self.at_rest):
+                for known in (self._ready, self._able, self._hung, self._models_known, self.at_rest):
                     known.discard(name)
                 self._worked.pop(name, None)
                 self._problems.pop(name, None)
@@ -197,21 +199,21 @@ class Watcher:
         assert self._pool is not None
         name, path = replica.label, _engine(replica).health
         prober = probes.prober(replica, path, self._pool, self._watch.timeout_s, self._credentials)
-        fails, cold, told, woken = 0, replica.probe.warmup > 0, False, False
-        doubt = asyncio.Event()
-        doubted = self._doubts[replica.address] = replica, doubt
+        fails, cold, known, woken = 0, replica.probe.warmup > 0, False, False
+        suspected = asyncio.Event()
+        watched = self._restart_suspected[replica.address] = replica, suspected
         try:
             while self._current(replica):
                 verdict = await prober.look()
                 if not self._current(replica):
                     return
-                if doubt.is_set() or not verdict.ok:
-                    doubt.clear()
-                    self._told.discard(name)
-                told = told and name in self._told
-                if verdict is probes.READY and not told and self._models_ruled():
-                    told = await self._tells(replica)
-                    verdict = verdict if told else probes.UNREADY
+                if suspected.is_set() or not verdict.ok:
+                    suspected.clear()
+                    self._models_known.discard(name)
+                known = known and name in self._models_known
+                if verdict is probes.READY and not known and self._models_ruled():
+                    known = await self._learn_models(replica)
+                    verdict = verdict if known else probes.UNREADY
                 if not self._current(replica):
                     return
                 fails = 0 if verdict.ok else fails + 1
@@ -229,59 +231,62 @@ class Watcher:
                     woken = False
                     await self._pause(self._watch.probe_s)
                 else:
-                    woken = await self._pause_or_doubt(doubt)
+                    woken = await self._pause_unless_suspected(suspected)
                 if not woken and verdict is probes.READY and name in self.at_rest:
-                    woken = await self._pause_or_doubt(doubt)  # every second look is spared: its page was there
+                    woken = await self._pause_unless_suspected(
+                        suspected
+                    )  # every second look is spared: its page was there
         finally:
-            if self._doubts.get(replica.address) is doubted:
-                del self._doubts[replica.address]
+            if self._restart_suspected.get(replica.address) is watched:
+                del self._restart_suspected[replica.address]
                 self._closed_after.pop(replica.address, None)
             await prober.close()
 
-    async def _pause_or_doubt(self, doubt: asyncio.Event) -> bool:
-        """Whether there was doubt before the next probe was due, and the law has rules of models."""
+    async def _pause_unless_suspected(self, suspected: asyncio.Event) -> bool:
+        """Whether a restart was suspected before the next probe was due, and the law has rules of models."""
         if not self._models_ruled():
             await self._pause(self._watch.probe_s)
             return False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._jittered(self._watch.probe_s)):
-                return await doubt.wait()
+                return await suspected.wait()
         return False
 
     def _closed(self, address: Address, rested_s: float) -> None:
         """The other side closed a connection: the process may have ended, and another may take its place at once."""
-        replica, doubt = self._doubts.get(address, (None, None))
-        if replica is not None and doubt is not None:
-            doubt.set()
+        replica, suspected = self._restart_suspected.get(address, (None, None))
+        if replica is not None and suspected is not None:
+            suspected.set()
             before_s = self._closed_after.get(address, inf)
             self._closed_after[address] = rested_s
             # One that always closes after the same time keeps connections for no longer.
-            if rested_s < _BUSY_S and abs(rested_s - before_s) > 0.1 * (1.0 + rested_s) and self._models_ruled():
+            if rested_s < _CLOSES_SOON_S and abs(rested_s - before_s) > 0.1 * (1.0 + rested_s) and self._models_ruled():
                 self._hold_back(replica)
 
     def _replaced(self, replica: ReplicaConfig) -> None:
         """Another process has taken the place."""
-        if replica.address in self._doubts:
-            self._doubts[replica.address][1].set()
+        if replica.address in self._restart_suspected:
+            self._restart_suspected[replica.address][1].set()
         if self._models_ruled():
             self._hold_back(replica)
 
     def _hold_back(self, replica: ReplicaConfig) -> None:
         """No work before the next probe, which asks what it serves."""
-        self._told.discard(replica.label)
+        self._models_known.discard(replica.label)
         if replica.label in self._able and self._current(replica):
             self._probed(replica, probes.UNREADY)
 
     def models_bound(self) -> None:
         """The law that comes next has rules of models: who has not said what it serves gets no work from now on."""
-        for name in self._able - self._told:
-            self._hold_back(self._looking[name][0])
+        for name, (replica, _) in list(self._looking.items()):
+            if name not in self._models_known:
+                self._hold_back(replica)
 
-    async def _tells(self, replica: ReplicaConfig) -> bool:
+    async def _learn_models(self, replica: ReplicaConfig) -> bool:
         """Whether it said what it serves, or answered that it does not say, and the view has it: it may be another
         process than before, and the law's rules for what its models are based on bind its first prompt, too."""
-        asked_again = says_none = False
-        while replica.label not in self._told and not says_none:
+        asked_again = lists_none = False
+        while replica.label not in self._models_known and not lists_none:
             try:
                 await self._listed(replica)
             except (PageError, FetchError) as error:
@@ -291,20 +296,20 @@ class Watcher:
                 if _no_answer(error):
                     self._problem(replica.label, "models", f"{replica.url}/v1/models: {error}; {_remedy(error)}")
                     return False
-                says_none = True
-                self._says_none(replica, error)
+                lists_none = True
+                self._note_no_listing(replica, error)
             if not self._current(replica):
                 return False
         if self._swapping is not None and not self._swapping.done():
             if replica.label in self._able:
                 self._probed(replica, probes.UNREADY)
             await asyncio.wait((self._swapping,))
-        return says_none or replica.label in self._told  # else there is doubt again
+        return lists_none or replica.label in self._models_known  # else a restart is suspected again
 
-    def _says_none(self, replica: ReplicaConfig, error: PageError | FetchError) -> None:
+    def _note_no_listing(self, replica: ReplicaConfig, error: PageError | FetchError) -> None:
         """What lists nothing, or nothing that can be read, may do so a moment later: it is asked with each probe."""
         if error.reason in ("status", "key") and not _no_answer(error) and self._current(replica):
-            self._told.add(replica.label)
+            self._models_known.add(replica.label)
 
     def _probed(self, replica: ReplicaConfig, result: probes.ProbeResult) -> None:
         ready = self._ready.add if result is probes.READY else self._ready.discard
@@ -407,7 +412,7 @@ class Watcher:
                 unknown = unreached = False
             except (PageError, FetchError) as error:
                 unreached = unreached and error.reason == "unreachable"
-                self._says_none(replica, error)
+                self._note_no_listing(replica, error)
                 if unknown:
                     self._refused(f"models_{error.reason}")
                     self._problem(replica.label, "models", f"{replica.url}/v1/models: {error}; {_remedy(error)}")
@@ -422,7 +427,7 @@ class Watcher:
             if self.members.listed(replica.label, listing):
                 self._compare(replica)
                 self._take_in()
-            self._told.add(replica.label)
+            self._models_known.add(replica.label)
         self._problem(replica.label, "models", "")
 
     def _take_in(self) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from math import inf
 from pathlib import Path
 from random import Random
@@ -740,7 +740,9 @@ async def test_an_engine_that_did_not_say_what_it_serves_gets_no_more_work_once_
         watching(monkeypatch, {"mute": mute, "without": without, "told": told}) as found,
     ):  # fmt: skip
         found.ruled = False
-        await until(lambda: found.watcher._ready == {"mute", "without", "told"} == {*found.watcher._told, "mute"})
+        await until(
+            lambda: found.watcher._ready == {"mute", "without", "told"} == {*found.watcher._models_known, "mute"}
+        )
         found.probes.clear()
         found.ready.clear()
         found.watcher.models_bound()
@@ -758,6 +760,30 @@ async def test_a_list_that_is_too_long_or_breaks_off_once_says_nothing_of_what_m
         await until(lambda: len(found.ready) >= 4)
         assert not any(found.ready)
         assert any("/v1/models: " in problem for problem in found.watcher.problems("one"))
+
+
+@pytest.mark.parametrize("ruled", [True, False])
+async def test_a_refused_probe_holds_a_replica_back_at_once_if_the_law_has_rules_of_models(
+    monkeypatch: pytest.MonkeyPatch, ruled: bool
+) -> None:
+    """No connection rests there whose end would tell that the process has ended."""
+
+    async def page(request: web.Request) -> web.Response:
+        answer = web.Response(text=PAGE) if request.path == "/metrics" else web.json_response(listing("m"))
+        answer.force_close()
+        return answer
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", page)
+    place = AsyncExitStack()
+    url = await place.enter_async_context(served(app))
+    async with watching(monkeypatch, {"one": url}) as found:
+        found.ruled = ruled
+        await until(lambda: any(found.ready))
+        probed = len(found.probes)
+        await place.aclose()
+        await until(lambda: not all(ok for _, ok in found.probes[probed:]))
+        assert all(found.ready[probed:]) is not ruled
 
 
 async def test_model_lists_of_many_engines_at_once_make_few_views(monkeypatch: pytest.MonkeyPatch) -> None:
