@@ -13,20 +13,20 @@ import contextlib
 import ssl
 from math import inf
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import grpc
 from msgspec.structs import replace
 
-from farhop.relay.upstream import fetch
 from farhop.relay.upstream.fetch import FetchError
 from farhop.relay.upstream.pool import Pool, UpstreamLimits
 from farhop.service.process.tasks import Tasks
 from regional_lb.engines import probes
 from regional_lb.engines.config import place_of
+from regional_lb.engines.gpu_exporters import GpuExporters
 from regional_lb.engines.members import Members, read_listing
+from regional_lb.engines.pages import Pages
 from regional_lb.engines.signals import engines as signals
-from regional_lb.engines.signals import gpus, slots
+from regional_lb.engines.signals import slots
 from regional_lb.engines.signals.exposition import PageError, Places
 from regional_lb.fleet.table import SAMPLE_FRESH_S
 from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, ViewSwapped, view_of
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from regional_lb.engines.members import Listing
     from regional_lb.fleet.view import Sample
 
-PAGE_BYTES_MAX = 4 * 1024 * 1024
-LISTING_BYTES_MAX = 1024 * 1024
 SWAP_S = 0.1  # within which what engines say that they serve is taken in together
 SWEEP_S = 0.1  # between two looks at whether those leaving have finished
 # Few servers close so soon what they answered on several times before, unless their process ends; longer than between
@@ -49,14 +47,11 @@ SWEEP_S = 0.1  # between two looks at whether those leaving have finished
 _CLOSES_SOON_S = 1.9
 _WARMUP_S = 60.0  # the most that each completion of a warm-up may take: kernels are compiled, graphs captured
 _HUNG = "it generates nothing, whatever its health page says"
-# Anything else may be a metrics page whose server gives no better type.
-_NO_PAGES = (b"text/html", b"application/json")
 # Of an engine, or of a proxy before it. By 501 it says that it lists none, as does one that breaks the connection off.
 _NO_ANSWER = ("unreachable", "timeout", "status 500", "status 502", "status 503", "status 504")
 _REMEDY = "is the engine there? else correct its `url`"
 _ELSEWHERE = ", or name the page where it tells its health (`probe.path`)"
 _FRESH_SHARE = 0.5  # of how long a sample counts, between two of an engine at rest
-_GPUS_FRESH = 4  # rounds for which an exporter's last report holds: a broken GPU does not recover while it is silent
 
 
 class Watcher:
@@ -86,15 +81,13 @@ class Watcher:
         watched: Callable[[Mapping[str, ReplicaConfig]], None] = lambda _watched: None,
     ) -> None:
         self._config, self._watch = config, config.watch
-        self._context, self._trouble, self._credentials = context, trouble, credentials
-        self._answered_at = answered_at
+        self._credentials, self._answered_at = credentials, answered_at
         self._key = config.engine_key.get_secret_value() if config.engine_key else None
         self._ready: set[str] = set()  # whose last probe said so
         self._able: set[str] = set()  # who was ready and is not held back: one whose probe failed may still be picked
         self._hung: set[str] = set()
-        self._models_known: set[str] = (
-            set()
-        )  # who said what it serves, or that it has no such page, and was the same since
+        # Who said what it serves, or that it has no such page, and was the same since.
+        self._models_known: set[str] = set()
         # By address: who is there, set where another process may have taken its place.
         self._restart_suspected: dict[Address, tuple[ReplicaConfig, asyncio.Event]] = {}
         self._closed_after: dict[Address, float] = {}  # how long a connection had rested that was closed last, seconds
@@ -102,22 +95,23 @@ class Watcher:
         # By name: the last scrape's figures that change with its work, and since when they have been these.
         self._worked: dict[str, tuple[tuple[float | None, ...], float]] = {}
         self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
-        self._pool: Pool | None = None
-        self._gpus: dict[str, tuple[float, tuple[gpus.Gpu, ...]]] = {}  # by the exporter's URL, and when it was fetched
         self._in_flight, self._models_ruled, self._warn, self._watched = in_flight, models_ruled, warn, watched
         # No request lives for longer than `request_s`: after that a leaving replica has none.
         self.members = Members(config.limits.request_s)
         self._problems: dict[str, dict[str, str]] = {}  # by name and what was asked: the last result
         self._tasks = Tasks()
+        self._pool = Pool(UpstreamLimits(connect_s=self._watch.timeout_s), context, trouble)
+        self._pool.on_closed = self._closed
+        self._pages = Pages(self._pool, self._watch.timeout_s, self._key)
+        self._gpu_exporters = GpuExporters(
+            config, tasks=self._tasks, pages=self._pages, pause=self._pause, refused=refused, clock=clock
+        )
         self._looking: dict[str, tuple[ReplicaConfig, list[asyncio.Task[None]]]] = {}  # by name
-        self._exporters: dict[str, asyncio.Task[None]] = {}  # by URL
         self._sweeping: asyncio.Task[None] | None = None
         self._swapping: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Begin. The view exists at once; the state of its replicas becomes known with their first probes."""
-        self._pool = Pool(UpstreamLimits(connect_s=self._watch.timeout_s), self._context, self._trouble)
-        self._pool.on_closed = self._closed
         self.members.announce(self._config.replicas, self._clock())
         self._swap()
 
@@ -155,15 +149,8 @@ class Watcher:
                 # They begin after this call, and each runs only as long as it is listed here.
                 started = [self._tasks.start(look(config), f"{what} {name}") for what, look in looks.items()]
                 self._looking[name] = config, started
-        self._look_at_exporters({config.dcgm for config in watched.values() if config.dcgm})
+        self._gpu_exporters.watch({config.dcgm for config in watched.values() if config.dcgm})
         self._watched(watched)
-
-    def _look_at_exporters(self, urls: set[str]) -> None:
-        for url in self._exporters.keys() - urls:
-            self._exporters.pop(url).cancel()
-            self._gpus.pop(url, None)
-        for url in urls - self._exporters.keys():
-            self._exporters[url] = self._tasks.start(self._look_at_gpus(url), f"GPUs at {url}")
 
     async def _sweep(self) -> None:
         while self.members.leaving:
@@ -192,13 +179,11 @@ class Watcher:
     async def close(self) -> None:
         """Stop watching."""
         await self._tasks.close()
-        if self._pool is not None:
-            await self._pool.close()
+        await self._pool.close()
 
     async def _probe(self, replica: ReplicaConfig) -> None:
-        assert self._pool is not None
         name, path = replica.label, _engine(replica).health
-        prober = probes.prober(replica, path, self._pool, self._watch.timeout_s, self._credentials)
+        prober = probes.prober(replica, path, self._pool, self._watch.timeout_s, self._credentials, self._key)
         fails, cold, known, woken = 0, replica.probe.warmup > 0, False, False
         suspected = asyncio.Event()
         watched = self._restart_suspected[replica.address] = replica, suspected
@@ -316,13 +301,12 @@ class Watcher:
         ready(replica.label)
         if result.ok:
             (self._able.add if result.ready else self._able.discard)(replica.label)
-        fault, strain = self._gpus_of(replica)
+        fault, strain = self._gpu_exporters.health_of(replica)
         hung = _HUNG if replica.label in self._hung and result is probes.READY else ""
         self._react(ReplicaProbed(replica.label, result.ok, fault or hung, result.ready, strain))
 
     async def _warm_up(self, replica: ReplicaConfig) -> bool:
         """Whether it went through. An engine that refuses such requests is not warmed up, and serves all the same."""
-        assert self._pool is not None
         for _ in range(replica.probe.warmup):
             answered = await probes.generates(self._pool, replica, self._key, _WARMUP_S)
             if answered is None:
@@ -334,7 +318,6 @@ class Watcher:
 
     async def _generate(self, replica: ReplicaConfig) -> None:
         """See whether it still generates whenever no answer of its has shown that for a while."""
-        assert self._pool is not None
         name, every_s = replica.label, replica.probe.generate_s
         shown_at = self._clock()
         while self._current(replica):
@@ -368,10 +351,11 @@ class Watcher:
 
     async def _scrape(self, replica: ReplicaConfig) -> None:
         engine, (address, path) = _engine(replica), _metrics_place(replica)
+        key = self._key if address == replica.address else None  # an exporter elsewhere is not the engine
         places, before, is_idle = Places(), None, False
         while self._current(replica):
             try:
-                page = await self._page(address, path)
+                page = await self._pages.metrics(address, path, key)
                 sample = signals.read_page(page, self._clock(), self._dropped, engine, places)
                 if not self._current(replica):
                     return
@@ -420,7 +404,7 @@ class Watcher:
 
     async def _listed(self, replica: ReplicaConfig) -> None:
         """Take in what it says that it serves. Raises PageError, FetchError."""
-        listing = read_listing(await self._listing(replica.address))
+        listing = read_listing(await self._pages.models(replica.address))
         if replica.slots is None:
             listing = replace(listing, slots=await self._slots(replica, listing))
         if self._current(replica):
@@ -449,68 +433,22 @@ class Watcher:
             problem = f"does not serve {names}: not in its /v1/models; correct `models`"
             self._warn(replica.label, problem, "models it serves")
 
-    async def _listing(self, address: Address) -> bytes:
-        """The engine's list of models. Raises PageError, FetchError: then it has reported nothing, and that is no
-        evidence."""
-        assert self._pool is not None
-        answer = await fetch.get(self._pool, address, "/v1/models", self._watch.timeout_s, LISTING_BYTES_MAX, self._key)
-        if answer.status != 200:
-            wants_key = answer.status in (401, 403)
-            raise PageError("key" if wants_key else "status", f"status {answer.status}")
-        return answer.body
-
     async def _slots(self, replica: ReplicaConfig, listing: Listing) -> int | None:
         """How many requests the engine reports that it runs at once; the last value if it does not answer now."""
-        assert self._pool is not None
-        engine = replica.engine or listing.engine
-        paths, _ = slots.PAGES.get(engine, ((), None))
-        for path in paths if engine not in slots.BY_MODEL else ():
-            try:
-                answer = await fetch.get(
-                    self._pool, replica.address, path, self._watch.timeout_s, LISTING_BYTES_MAX, self._key
-                )
-            except FetchError:
-                return self.members.slots(replica.label)
-            if answer.status == 200 and (found := slots.read_slots(engine, answer.body)) is not None:
-                return found
-        return None
+        try:
+            return await self._pages.slots(replica.address, replica.engine or listing.engine)
+        except FetchError:
+            return self.members.slots(replica.label)
 
     async def _slots_by_model(self, replica: ReplicaConfig) -> None:
-        """The same of a server that says it of each model by itself: the least of them, so that none has a queue."""
-        assert self._pool is not None
-        assert replica.engine is not None  # the caller has checked
-        (path,), _ = slots.PAGES[replica.engine]
-        found: list[int] = []
-        for model in sorted(replica.models):
-            place = path.format(model=quote(model, safe=""))
-            try:
-                answer = await fetch.get(
-                    self._pool, replica.address, place, self._watch.timeout_s, LISTING_BYTES_MAX, self._key
-                )
-            except FetchError:
-                return
-            one = slots.read_slots(replica.engine, answer.body) if answer.status == 200 else None
-            found += [one] if one is not None else []
-        if found and self._current(replica) and self.members.runs(replica.label, min(found), by_metrics=False):
-            self._take_in()
-
-    async def _look_at_gpus(self, url: str) -> None:
-        address, path = place_of(url)
-        while url in self._exporters:
-            try:
-                self._gpus[url] = self._clock(), gpus.read_gpus(await self._page(address, path))
-            except (PageError, FetchError) as error:
-                self._refused(f"gpus_{error.reason}")
-            await self._pause(self._watch.gpus_s)
-
-    def _gpus_of(self, replica: ReplicaConfig) -> tuple[str, str]:
-        """What the GPUs' exporter last reported as broken, and what as strained."""
-        fetched_at, known = self._gpus.get(replica.dcgm, (0.0, ()))
-        if self._clock() - fetched_at >= _GPUS_FRESH * self._watch.gpus_s:
-            return "", ""
-        health = self._config.health
-        strain = gpus.strain(known, replica.gpus, health.gpu_temperature_c_max, health.gpu_free_mib_min)
-        return gpus.fault(known, replica.gpus), strain
+        with contextlib.suppress(FetchError):
+            found = await self._pages.slots_by_model(replica)
+            if (
+                found is not None
+                and self._current(replica)
+                and self.members.runs(replica.label, found, by_metrics=False)
+            ):
+                self._take_in()
 
     def _dropped(self, reason: str) -> None:
         self._refused(f"metrics_{reason}")
@@ -521,16 +459,6 @@ class Watcher:
 
     def _jittered(self, seconds: float) -> float:
         return seconds * (0.8 + 0.4 * self._rng.random())
-
-    async def _page(self, address: Address, path: str) -> bytes:
-        """The complete page: a truncated one could say 1 instead of 12. Raises PageError, FetchError."""
-        assert self._pool is not None
-        answer = await fetch.get(self._pool, address, path, self._watch.timeout_s, PAGE_BYTES_MAX)
-        if answer.status != 200:
-            raise PageError("status", f"status {answer.status}")
-        if answer.content_type in _NO_PAGES:
-            raise PageError("type", f"{answer.content_type.decode()} is no metrics page")
-        return answer.body
 
 
 def _unwell(why: str, seen: probes.ProbeResult) -> str:
