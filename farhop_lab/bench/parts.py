@@ -1,7 +1,7 @@
 """What a request and a stream's chunk consist of, by counts that noise does not change: frames, calls, bytecodes.
 
 `python -m farhop_lab.bench.parts` measures and prints. With arguments it is the `farhop` command, which counts between
-two signals (SIGUSR1). Function by function they are those of a loop's median turn, which removes timers, reports
+two signals (SIGUSR1). Function by function they are those that nine of ten requests have, which removes timers, reports
 and what happens for one request in a hundred. Never reads a clock; never reports anything but counts.
 """
 
@@ -21,7 +21,6 @@ from functools import cache
 from inspect import CO_COROUTINE
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from types import CodeType, FrameType
 from typing import Any
 
@@ -37,7 +36,7 @@ REQUESTS, WARM, STREAMS, CHUNKS = 100, 200, 2, 100
 ROUNDS = 3  # of counting calls; the one with the fewest is reported, since other load only adds
 _CHUNK_MS, _PAUSE_S = 4.0, 0.003
 _ANSWER_MS = 8.0  # longer than a prefill should take: else it depends on the machine whether a prefill speed is learned
-_NEARLY = 0.9  # of all requests
+_NEARLY = 0.9  # of all requests have at least what is counted
 _PATIENCE_S, _LOOK_S = 30.0, 0.01
 _LOOPS = asyncio.Runner.run.__code__
 _COUNTED = ("frames", "c_calls", "opcodes")
@@ -259,8 +258,8 @@ class Counted:
 
 def _each(counts: _Turns, what: str, times: int) -> Counter[str]:
     """Per request, by function, over all processes, without what does not happen for each. On a busy machine two chunks
-    may arrive together: the divisor is the number of loop turns. Medians, since what comes with time, as a region's
-    report does, calls a function more often in some turns, and in more of them the slower the machine.
+    may arrive together: the divisor is the number of loop turns. What comes with time, as a region's report does,
+    calls a function more often in some turns, and in more of them the slower the machine: so no means or medians.
     """
     each: Counter[str] = Counter()
     turns = {name: len(of_turns) for name, of_turns in counts[what].items()}
@@ -268,14 +267,14 @@ def _each(counts: _Turns, what: str, times: int) -> Counter[str]:
         pid, _, function = name.partition(" ")
         most = min(times, max(many for one, many in turns.items() if one.startswith(f"{pid} ")))
         if turns[name] >= _NEARLY * most:
-            each[function] += round(_typical(sorted(of_turns), round(turns[name] / most)))
+            each[function] += _nearly_always(sorted(of_turns), round(turns[name] / most))
     return +each
 
 
-def _typical(of_turns: list[int], times: int) -> float:
+def _nearly_always(of_turns: list[int], times: int) -> int:
     """Calls in a request that has the function in `times` loop turns: those with fewer calls, those with more, ..."""
     ends = [len(of_turns) * place // times for place in range(times + 1)]
-    return sum(median(of_turns[begin:end]) for begin, end in pairwise(ends))
+    return sum(of_turns[begin + int((1.0 - _NEARLY) * (end - begin))] for begin, end in pairwise(ends))
 
 
 @asynccontextmanager

@@ -161,14 +161,14 @@ async def test_an_idle_replica_is_scraped_less_often_until_something_changes(mon
         return web.Response(body=page[0].encode())
 
     async with served(answer) as url, watching(monkeypatch, {"one": url}) as found:
-        at_rest = found.watcher.at_rest
-        await until(lambda: at_rest == {"one"})
+        one = found.watcher._observed["one"]
+        await until(lambda: one.at_rest)
         found.in_flight["one"] = 1
-        await until(lambda: not at_rest)
+        await until(lambda: not one.at_rest)
         found.in_flight.clear()
-        await until(lambda: at_rest == {"one"})
+        await until(lambda: one.at_rest)
         page[0] = "no metrics page"
-        await until(lambda: not at_rest)
+        await until(lambda: not one.at_rest)
         probes = len(found.probes)
         await until(lambda: len(found.probes) > probes)
 
@@ -652,7 +652,7 @@ async def test_a_process_in_the_place_of_another_gets_no_work_before_it_said_wha
         assert (True, {"first"}) not in seen[begun:]
         models[0] = listing("m", root="third")
         seen.clear()
-        found.watcher._replaced(found.watcher._looking["one"][0])  # as when its counters run backwards
+        found.watcher._replaced(found.watcher._observed["one"])  # as when its counters run backwards
         assert seen == [(False, {"second"})]
         await until(lambda: (True, {"third"}) in seen)
         assert (True, {"second"}) not in seen
@@ -672,7 +672,7 @@ async def test_a_replica_that_is_still_picked_after_a_failed_probe_is_held_back_
         watching(monkeypatch, {"one": url}, fall=1000, rise=1) as found,
     ):  # fmt: skip
         found.ruled = False
-        address = found.watcher._looking["one"][0].address
+        address = found.watcher._observed["one"].config.address
         for replaced in (lambda: found.watcher._closed(address, 0.0), found.watcher.models_bound):
             found.ruled, status[0] = False, 200
             await until(lambda: found.probes[-1:] == [("one", True)] and found.ready[-1])
@@ -689,10 +689,10 @@ async def test_an_engine_that_closes_its_connections_after_a_fixed_time_is_held_
 ) -> None:
     """A server that keeps connections for 0.7 s lost 4 of 10 requests."""
     async with engine([listing("m")]) as url, watching(monkeypatch, {"one": url}, probe_s=0.05) as found:
-        address = found.watcher._looking["one"][0].address
+        address = found.watcher._observed["one"].config.address
         await until(lambda: found.ready and found.ready[-1])
         for n, rested_s in enumerate((0.71, 0.7, 0.73, 1.2, 0.3)):
-            await until(lambda: "one" in found.watcher._ready)
+            await until(lambda: found.watcher._observed["one"].ready)
             found.ready.clear()
             found.watcher._closed(address, rested_s)
             assert found.ready == ([] if n in (1, 2) else [False]), rested_s
@@ -722,9 +722,8 @@ async def test_an_engine_that_did_not_say_what_it_serves_gets_no_more_work_once_
         watching(monkeypatch, {"mute": mute, "without": without, "told": told}) as found,
     ):  # fmt: skip
         found.ruled = False
-        await until(
-            lambda: found.watcher._ready == {"mute", "without", "told"} == {*found.watcher._models_known, "mute"}
-        )
+        seen = found.watcher._observed
+        await until(lambda: all(one.ready and one.models_known == (name != "mute") for name, one in seen.items()))
         found.probes.clear()
         found.ready.clear()
         found.watcher.models_bound()
