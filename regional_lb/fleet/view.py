@@ -63,7 +63,7 @@ class Sample(msgspec.Struct, frozen=True):
 
     def same(self, before: Sample) -> bool:
         """Whether the two samples are equal except for their time."""
-        return replace(self, at=before.at) == before
+        return replace(self, at=before.at, since=before.since) == before
 
     def repeats(self, before: Sample) -> bool:
         """Whether the engine says the same as before, whatever was made of it."""
