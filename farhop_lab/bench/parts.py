@@ -1,7 +1,7 @@
 """What a request and a stream's chunk consist of, by counts that noise does not change: frames, calls, bytecodes.
 
 `python -m farhop_lab.bench.parts` measures and prints. With arguments it is the `farhop` command, which counts between
-two signals (SIGUSR1). Function by function they are those of a loop's median turn, which removes timers, reports
+two signals (SIGUSR1). Function by function they are those that nine of ten requests have, which removes timers, reports
 and what happens for one request in a hundred. Never reads a clock; never reports anything but counts.
 """
 
@@ -21,7 +21,6 @@ from functools import cache
 from inspect import CO_COROUTINE
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from types import CodeType, FrameType
 from typing import Any
 
@@ -37,7 +36,7 @@ REQUESTS, WARM, STREAMS, CHUNKS = 100, 200, 2, 100
 ROUNDS = 3  # of counting calls; the one with the fewest is reported, since other load only adds
 _CHUNK_MS, _PAUSE_S = 4.0, 0.003
 _ANSWER_MS = 8.0  # longer than a prefill should take: else it depends on the machine whether a prefill speed is learned
-_NEARLY = 0.9  # of all requests
+_NEARLY = 0.9  # of all requests have at least what is counted
 _PATIENCE_S, _LOOK_S = 30.0, 0.01
 _LOOPS = asyncio.Runner.run.__code__
 _COUNTED = ("frames", "c_calls", "opcodes")
@@ -78,9 +77,9 @@ class _Counting:
         self._folder, self._turn = folder, 0
         self._counts: _Turns = {}
         self._root: FrameType | None = None  # what the loop called last
-        self._of_turn: dict[str, Counter[str]] = {}
-        # Whether it carries a client's request; whether it asks engines and regions, for upkeep.
-        self._carries = self._asks = False
+        self._of_turn: dict[str, dict[tuple[int, str], int]] = {}  # by function and by what it calls
+        self._codes: dict[int, CodeType] = {}  # of the functions, so that no other gets the identity of one
+        self._upkeep = True
 
     def toggle(self, *_: object) -> None:
         """Begin, or end and write."""
@@ -89,7 +88,7 @@ class _Counting:
             sys.setprofile(None)
             sys.settrace(None)
             self._flush()
-            self._root = None
+            self._root, self._upkeep = None, True
         else:
             self._counts = {name: {} for name in _COUNTED}
             self._flush()
@@ -103,40 +102,49 @@ class _Counting:
 
     def _profiled(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
-            self._count("frames", frame)
+            self._called(frame)
+            self._count("frames", frame.f_code, "")
         elif event == "c_call":
-            self._count("c_calls", frame, f" > {getattr(argument, '__qualname__', '?')}")
+            self._count("c_calls", frame.f_code, getattr(argument, "__qualname__", "?"))
 
     def _traced(self, frame: FrameType, event: str, _: object) -> Callable[..., Any]:
         if event == "opcode":
-            self._count("opcodes", frame)
+            self._count("opcodes", frame.f_code, "")
         elif event == "call":
+            self._called(frame)
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._traced
 
-    def _count(self, what: str, frame: FrameType, more: str = "") -> None:
-        root = frame
-        while root.f_back is not None and root.f_back.f_code is not _LOOPS:
-            root = root.f_back
-        if root is not self._root:
-            self._flush()
-            self._root = root
-        name = _name(frame.f_code)
-        # Spans of one request in a hundred are OpenTelemetry's, and tasks are upkeep: neither belongs to a request.
-        upkeep = root.f_code.co_flags & CO_COROUTINE or root.f_code.co_name in _TIMERS
-        if root.f_back is not None and not upkeep and "opentelemetry" not in name:
-            self._of_turn[what][name + more] += 1
-            self._carries = self._carries or name.startswith(_CARRY)
-            self._asks = self._asks or name.startswith(_ASKS)
+    def _called(self, frame: FrameType) -> None:
+        """What the loop calls begins a turn; all that is called until its next call is of that turn."""
+        if frame.f_back is None or frame.f_back.f_code is not _LOOPS or frame is self._root:
+            return
+        self._flush()
+        self._root, code = frame, frame.f_code
+        # Tasks and timers are upkeep, which belongs to no request.
+        self._upkeep = bool(code.co_flags & CO_COROUTINE) or code.co_name in _TIMERS
+
+    def _count(self, what: str, code: CodeType, callee: str) -> None:
+        """By the code's identity: to hash code or to write its name would cost more than all else here."""
+        if not self._upkeep:
+            self._codes[id(code)] = code
+            calls, key = self._of_turn[what], (id(code), callee)
+            calls[key] = calls.get(key, 0) + 1
 
     def _flush(self) -> None:
         """The loop's call has returned."""
-        if self._carries and not self._asks:
-            for what, counts in self._of_turn.items():
-                for name, count in counts.items():
-                    self._counts[what].setdefault(name, []).append(count)
-        self._of_turn = {name: Counter() for name in _COUNTED}
-        self._carries = self._asks = False
+        named = {of: _name(self._codes[of]) for calls in self._of_turn.values() for of, _ in calls}
+        # Of what carries a client's request, and does not ask engines and regions, for upkeep.
+        carries = any(name.startswith(_CARRY) for name in named.values())
+        if carries and not any(name.startswith(_ASKS) for name in named.values()):
+            for what, calls in self._of_turn.items():
+                of_turn: Counter[str] = Counter()
+                for (of, callee), count in calls.items():
+                    of_turn[f"{named[of]} > {callee}" if callee else named[of]] += count
+                for name, count in of_turn.items():
+                    if "opentelemetry" not in name:  # spans of one request in a hundred
+                        self._counts[what].setdefault(name, []).append(count)
+        self._of_turn = {name: {} for name in _COUNTED}
 
 
 @cache  # upkeep of a thousand calls, each counted by its bytecodes, must not delay a request
@@ -152,12 +160,14 @@ class Counted:
 
     def __init__(self, folder: Path, proxy: Running) -> None:
         self._folder, self._proxy, self._turn = folder, proxy, 0
-        self._size = 1024
+        self._size, self._warm = 1024, False
 
     async def requests(self, *, slowly: bool = False) -> Parts:
         """The parts of a small request that is answered in one piece. `slowly`: opcodes and syscalls, too."""
         made = [bodies.request(body, HOST) for body in bodies.plain(self._size, delay_ms=_ANSWER_MS)]
-        await self._send(made, WARM, 0.0)
+        if not self._warm:
+            await self._send(made, WARM, 0.0)
+            self._warm = True
         return await self._parts(lambda: self._send(made, REQUESTS), REQUESTS, slowly=slowly)
 
     async def chunks(self, *, slowly: bool = False) -> Parts:
@@ -248,8 +258,8 @@ class Counted:
 
 def _each(counts: _Turns, what: str, times: int) -> Counter[str]:
     """Per request, by function, over all processes, without what does not happen for each. On a busy machine two chunks
-    may arrive together: the divisor is the number of loop turns. Medians, since what comes with time, as a region's
-    report does, calls a function more often in some turns, and in more of them the slower the machine.
+    may arrive together: the divisor is the number of loop turns. What comes with time, as a region's report does,
+    calls a function more often in some turns, and in more of them the slower the machine: so no means or medians.
     """
     each: Counter[str] = Counter()
     turns = {name: len(of_turns) for name, of_turns in counts[what].items()}
@@ -257,14 +267,14 @@ def _each(counts: _Turns, what: str, times: int) -> Counter[str]:
         pid, _, function = name.partition(" ")
         most = min(times, max(many for one, many in turns.items() if one.startswith(f"{pid} ")))
         if turns[name] >= _NEARLY * most:
-            each[function] += round(_typical(sorted(of_turns), round(turns[name] / most)))
+            each[function] += _nearly_always(sorted(of_turns), round(turns[name] / most))
     return +each
 
 
-def _typical(of_turns: list[int], times: int) -> float:
+def _nearly_always(of_turns: list[int], times: int) -> int:
     """Calls in a request that has the function in `times` loop turns: those with fewer calls, those with more, ..."""
     ends = [len(of_turns) * place // times for place in range(times + 1)]
-    return sum(median(of_turns[begin:end]) for begin, end in pairwise(ends))
+    return sum(of_turns[begin + int((1.0 - _NEARLY) * (end - begin))] for begin, end in pairwise(ends))
 
 
 @asynccontextmanager

@@ -68,23 +68,32 @@ class Prober(Protocol):
 
 
 def prober(
-    replica: ReplicaConfig, path: str, pool: Pool, timeout_s: float, credentials: Callable[[], grpc.ChannelCredentials]
+    replica: ReplicaConfig,
+    path: str,
+    pool: Pool,
+    timeout_s: float,
+    credentials: Callable[[], grpc.ChannelCredentials],
+    key: str | None = None,
 ) -> Prober:
-    """As a replica's configuration has it; `path` is where engines of its kind say whether they are ready."""
+    """As a replica's configuration has it; `path` is where engines of its kind say whether they are ready. `key` goes
+    to the engine's own port alone: what answers at another one may be something else."""
     probe, address = replica.probe, replica.address
     if probe.port is not None:
         address = replace(address, port=probe.port)
+        key = key if address == replica.address else None
     if probe.kind == "tcp":
         return _Tcp(address, timeout_s)
     if probe.kind == "grpc":
         return _Grpc(address, probe.service, timeout_s, credentials)
-    return _Http(pool, address, probe.path or path, probe.live_path, timeout_s)
+    return _Http(pool, address, probe.path or path, probe.live_path, timeout_s, key)
 
 
 class _Http:
-    def __init__(self, pool: Pool, address: Address, path: str, live_path: str, timeout_s: float) -> None:
+    def __init__(
+        self, pool: Pool, address: Address, path: str, live_path: str, timeout_s: float, key: str | None
+    ) -> None:
         self._pool, self._address, self._path, self._live_path = pool, address, path, live_path
-        self._timeout_s = timeout_s
+        self._timeout_s, self._key = timeout_s, key
         self._gone = False
         self.why = ""
 
@@ -103,7 +112,8 @@ class _Http:
     async def _status(self, path: str) -> int:
         url = url_of(self._address, path)
         try:
-            status = (await fetch.get(self._pool, self._address, path, self._timeout_s, _HEALTH_BYTES_MAX)).status
+            answer = await fetch.get(self._pool, self._address, path, self._timeout_s, _HEALTH_BYTES_MAX, self._key)
+            status = answer.status
         except FetchError as error:
             self.why, self._gone = f"{url}: {error}", error.outcome is outcome.CONNECT_FAILED
             return 0

@@ -13,20 +13,20 @@ import contextlib
 import ssl
 from math import inf
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import grpc
 from msgspec.structs import replace
 
-from farhop.relay.upstream import fetch
 from farhop.relay.upstream.fetch import FetchError
 from farhop.relay.upstream.pool import Pool, UpstreamLimits
 from farhop.service.process.tasks import Tasks
 from regional_lb.engines import probes
 from regional_lb.engines.config import place_of
+from regional_lb.engines.gpu_exporters import GpuExporters
 from regional_lb.engines.members import Members, read_listing
+from regional_lb.engines.pages import Pages
 from regional_lb.engines.signals import engines as signals
-from regional_lb.engines.signals import gpus, slots
+from regional_lb.engines.signals import slots
 from regional_lb.engines.signals.exposition import PageError, Places
 from regional_lb.fleet.table import SAMPLE_FRESH_S
 from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, ViewSwapped, view_of
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from regional_lb.engines.members import Listing
     from regional_lb.fleet.view import Sample
 
-PAGE_BYTES_MAX = 4 * 1024 * 1024
-LISTING_BYTES_MAX = 1024 * 1024
 SWAP_S = 0.1  # within which what engines say that they serve is taken in together
 SWEEP_S = 0.1  # between two looks at whether those leaving have finished
 # Few servers close so soon what they answered on several times before, unless their process ends; longer than between
@@ -49,14 +47,40 @@ SWEEP_S = 0.1  # between two looks at whether those leaving have finished
 _CLOSES_SOON_S = 1.9
 _WARMUP_S = 60.0  # the most that each completion of a warm-up may take: kernels are compiled, graphs captured
 _HUNG = "it generates nothing, whatever its health page says"
-# Anything else may be a metrics page whose server gives no better type.
-_NO_PAGES = (b"text/html", b"application/json")
 # Of an engine, or of a proxy before it. By 501 it says that it lists none, as does one that breaks the connection off.
 _NO_ANSWER = ("unreachable", "timeout", "status 500", "status 502", "status 503", "status 504")
 _REMEDY = "is the engine there? else correct its `url`"
 _ELSEWHERE = ", or name the page where it tells its health (`probe.path`)"
 _FRESH_SHARE = 0.5  # of how long a sample counts, between two of an engine at rest
-_GPUS_FRESH = 4  # rounds for which an exporter's last report holds: a broken GPU does not recover while it is silent
+
+
+class _Observed:
+    """What is known of a replica, while it is watched."""
+
+    def __init__(self, config: ReplicaConfig) -> None:
+        self.config, self.name = config, config.label
+        self.tasks: list[asyncio.Task[None]] = []
+        self.problems: dict[str, str] = {}  # by what was asked: the last result
+        self.ready = False  # its last probe said so
+        self.able = False  # it was ready and is not held back: one whose probe failed may still be picked
+        self.hung = False
+        self.at_rest = False  # its last scrape said so
+        self.models_known = False  # it said what it serves, or that it has no such page, and was the same since
+        self.restart_suspected = asyncio.Event()  # another process may have taken its place
+        self.closed_after_s = inf  # for how long the connection had rested that it closed last
+        # The last scrape's figures that change with its work, and since when they have been these.
+        self.worked: tuple[tuple[float | None, ...], float] | None = None
+        self._current = True
+
+    def is_current(self) -> bool:
+        """Whether it is watched still: it has not left, and no other endpoint has its name."""
+        return self._current
+
+    def let_go(self) -> None:
+        """End its tasks. What they find after this does not count."""
+        self._current = False
+        for task in self.tasks:
+            task.cancel()
 
 
 class Watcher:
@@ -86,38 +110,26 @@ class Watcher:
         watched: Callable[[Mapping[str, ReplicaConfig]], None] = lambda _watched: None,
     ) -> None:
         self._config, self._watch = config, config.watch
-        self._context, self._trouble, self._credentials = context, trouble, credentials
-        self._answered_at = answered_at
+        self._credentials, self._answered_at = credentials, answered_at
         self._key = config.engine_key.get_secret_value() if config.engine_key else None
-        self._ready: set[str] = set()  # whose last probe said so
-        self._able: set[str] = set()  # who was ready and is not held back: one whose probe failed may still be picked
-        self._hung: set[str] = set()
-        self._models_known: set[str] = (
-            set()
-        )  # who said what it serves, or that it has no such page, and was the same since
-        # By address: who is there, set where another process may have taken its place.
-        self._restart_suspected: dict[Address, tuple[ReplicaConfig, asyncio.Event]] = {}
-        self._closed_after: dict[Address, float] = {}  # how long a connection had rested that was closed last, seconds
-        self.at_rest: set[str] = set()  # whose last scrape said so
-        # By name: the last scrape's figures that change with its work, and since when they have been these.
-        self._worked: dict[str, tuple[tuple[float | None, ...], float]] = {}
         self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
-        self._pool: Pool | None = None
-        self._gpus: dict[str, tuple[float, tuple[gpus.Gpu, ...]]] = {}  # by the exporter's URL, and when it was fetched
         self._in_flight, self._models_ruled, self._warn, self._watched = in_flight, models_ruled, warn, watched
         # No request lives for longer than `request_s`: after that a leaving replica has none.
         self.members = Members(config.limits.request_s)
-        self._problems: dict[str, dict[str, str]] = {}  # by name and what was asked: the last result
         self._tasks = Tasks()
-        self._looking: dict[str, tuple[ReplicaConfig, list[asyncio.Task[None]]]] = {}  # by name
-        self._exporters: dict[str, asyncio.Task[None]] = {}  # by URL
+        self._pool = Pool(UpstreamLimits(connect_s=self._watch.timeout_s), context, trouble)
+        self._pool.on_closed = self._closed
+        self._pages = Pages(self._pool, self._watch.timeout_s, self._key)
+        self._gpu_exporters = GpuExporters(
+            config, tasks=self._tasks, pages=self._pages, pause=self._pause, refused=refused, clock=clock
+        )
+        self._observed: dict[str, _Observed] = {}  # by name
+        self._at: dict[Address, _Observed] = {}
         self._sweeping: asyncio.Task[None] | None = None
         self._swapping: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Begin. The view exists at once; the state of its replicas becomes known with their first probes."""
-        self._pool = Pool(UpstreamLimits(connect_s=self._watch.timeout_s), self._context, self._trouble)
-        self._pool.on_closed = self._closed
         self.members.announce(self._config.replicas, self._clock())
         self._swap()
 
@@ -137,33 +149,23 @@ class Watcher:
                 self._refused("discovery_limit")
                 self._warn(name, f"left out: {why}", "left out")
         watched = self.members.watched
-        for name, (config, tasks) in list(self._looking.items()):
+        for name, one in list(self._observed.items()):
             now = watched.get(name)
-            if now is not config and now != config:  # the first spares thousands of comparisons, field by field
-                del self._looking[name]
-                for known in (self._ready, self._able, self._hung, self._models_known, self.at_rest):
-                    known.discard(name)
-                self._worked.pop(name, None)
-                self._problems.pop(name, None)
-                for task in tasks:
-                    task.cancel()
+            if now is not one.config and now != one.config:  # the first spares thousands of comparisons, field by field
+                del self._observed[name]
+                if self._at.get(one.config.address) is one:
+                    del self._at[one.config.address]
+                one.let_go()
         for name, config in watched.items():
-            if name not in self._looking:
+            if name not in self._observed:
+                one = self._observed[name] = self._at[config.address] = _Observed(config)
                 looks = {"probe": self._probe, "scrape": self._scrape, "models of": self._ask_models}
                 if config.probe.generate_s:
                     looks["tokens of"] = self._generate
-                # They begin after this call, and each runs only as long as it is listed here.
-                started = [self._tasks.start(look(config), f"{what} {name}") for what, look in looks.items()]
-                self._looking[name] = config, started
-        self._look_at_exporters({config.dcgm for config in watched.values() if config.dcgm})
+                # They begin after this call.
+                one.tasks = [self._tasks.start(look(one), f"{what} {name}") for what, look in looks.items()]
+        self._gpu_exporters.watch({config.dcgm for config in watched.values() if config.dcgm})
         self._watched(watched)
-
-    def _look_at_exporters(self, urls: set[str]) -> None:
-        for url in self._exporters.keys() - urls:
-            self._exporters.pop(url).cancel()
-            self._gpus.pop(url, None)
-        for url in urls - self._exporters.keys():
-            self._exporters[url] = self._tasks.start(self._look_at_gpus(url), f"GPUs at {url}")
 
     async def _sweep(self) -> None:
         while self.members.leaving:
@@ -171,158 +173,142 @@ class Watcher:
             if self.members.sweep(self._clock(), lambda name: not self._in_flight(name)):
                 self._swap()
 
-    def _current(self, replica: ReplicaConfig) -> bool:
-        """Whether this endpoint is still the one that has its name."""
-        looking = self._looking.get(replica.label)
-        return looking is not None and looking[0] is replica
-
     def problems(self, name: str) -> list[str]:
         """Problems of the last observations of a replica, and their reasons."""
-        return list(self._problems.get(name, {}).values())
+        return list(self._observed[name].problems.values()) if name in self._observed else []
 
-    def _problem(self, name: str, what: str, problem: str, said: bool = True) -> None:
+    def _problem(self, one: _Observed, what: str, problem: str, said: bool = True) -> None:
         """Record the result of a check, "" if it was good. Ignored for replicas that are no longer watched."""
         if not problem:
-            self._problems.get(name, {}).pop(what, None)
-        elif name in self._looking:
-            self._problems.setdefault(name, {})[what] = problem
+            one.problems.pop(what, None)
+        elif one.is_current():
+            one.problems[what] = problem
             if said:
-                self._warn(name, problem, what)
+                self._warn(one.name, problem, what)
 
     async def close(self) -> None:
         """Stop watching."""
         await self._tasks.close()
-        if self._pool is not None:
-            await self._pool.close()
+        await self._pool.close()
 
-    async def _probe(self, replica: ReplicaConfig) -> None:
-        assert self._pool is not None
-        name, path = replica.label, _engine(replica).health
-        prober = probes.prober(replica, path, self._pool, self._watch.timeout_s, self._credentials)
+    async def _probe(self, one: _Observed) -> None:
+        replica = one.config
+        path = _engine(replica).health
+        prober = probes.prober(replica, path, self._pool, self._watch.timeout_s, self._credentials, self._key)
         fails, cold, known, woken = 0, replica.probe.warmup > 0, False, False
-        suspected = asyncio.Event()
-        watched = self._restart_suspected[replica.address] = replica, suspected
         try:
-            while self._current(replica):
+            while one.is_current():
                 verdict = await prober.look()
-                if not self._current(replica):
+                if not one.is_current():
                     return
-                if suspected.is_set() or not verdict.ok:
-                    suspected.clear()
-                    self._models_known.discard(name)
-                known = known and name in self._models_known
+                if one.restart_suspected.is_set() or not verdict.ok:
+                    one.restart_suspected.clear()
+                    one.models_known = False
+                known = known and one.models_known
                 if verdict is probes.READY and not known and self._models_ruled():
-                    known = await self._learn_models(replica)
+                    known = await self._learn_models(one)
                     verdict = verdict if known else probes.UNREADY
-                if not self._current(replica):
+                if not one.is_current():
                     return
                 fails = 0 if verdict.ok else fails + 1
                 cold = cold or (fails >= self._watch.fall and replica.probe.warmup > 0)
                 if cold and verdict is probes.READY:
-                    self._probed(replica, probes.UNREADY)
+                    self._probed(one, probes.UNREADY)
                     cold = not await self._warm_up(replica)
                     verdict = probes.FAILED if cold else verdict
                 # Said once that it is down: one that starts together with us is there a moment later.
-                self._problem(name, "health", _unwell(prober.why, verdict), said=fails >= self._watch.fall)
-                if verdict.gone and name in self._able and self._models_ruled():
+                self._problem(one, "health", _unwell(prober.why, verdict), said=fails >= self._watch.fall)
+                if verdict.gone and one.able and self._models_ruled():
                     verdict = probes.UNREADY  # at once: what listens there next is another process
-                self._probed(replica, verdict)
+                self._probed(one, verdict)
                 if woken:  # not twice in a row: there are servers that close whatever they answered on
                     woken = False
                     await self._pause(self._watch.probe_s)
                 else:
-                    woken = await self._pause_unless_suspected(suspected)
-                if not woken and verdict is probes.READY and name in self.at_rest:
-                    woken = await self._pause_unless_suspected(
-                        suspected
-                    )  # every second look is spared: its page was there
+                    woken = await self._pause_unless_suspected(one)
+                if not woken and verdict is probes.READY and one.at_rest:
+                    woken = await self._pause_unless_suspected(one)  # every second look is spared: its page was there
         finally:
-            if self._restart_suspected.get(replica.address) is watched:
-                del self._restart_suspected[replica.address]
-                self._closed_after.pop(replica.address, None)
             await prober.close()
 
-    async def _pause_unless_suspected(self, suspected: asyncio.Event) -> bool:
+    async def _pause_unless_suspected(self, one: _Observed) -> bool:
         """Whether a restart was suspected before the next probe was due, and the law has rules of models."""
         if not self._models_ruled():
             await self._pause(self._watch.probe_s)
             return False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._jittered(self._watch.probe_s)):
-                return await suspected.wait()
+                return await one.restart_suspected.wait()
         return False
 
     def _closed(self, address: Address, rested_s: float) -> None:
         """The other side closed a connection: the process may have ended, and another may take its place at once."""
-        replica, suspected = self._restart_suspected.get(address, (None, None))
-        if replica is not None and suspected is not None:
-            suspected.set()
-            before_s = self._closed_after.get(address, inf)
-            self._closed_after[address] = rested_s
-            # One that always closes after the same time keeps connections for no longer.
-            if rested_s < _CLOSES_SOON_S and abs(rested_s - before_s) > 0.1 * (1.0 + rested_s) and self._models_ruled():
-                self._hold_back(replica)
+        one = self._at.get(address)
+        if one is None:
+            return
+        one.restart_suspected.set()
+        before_s, one.closed_after_s = one.closed_after_s, rested_s
+        # One that always closes after the same time keeps connections for no longer.
+        if rested_s < _CLOSES_SOON_S and abs(rested_s - before_s) > 0.1 * (1.0 + rested_s) and self._models_ruled():
+            self._hold_back(one)
 
-    def _replaced(self, replica: ReplicaConfig) -> None:
+    def _replaced(self, one: _Observed) -> None:
         """Another process has taken the place."""
-        if replica.address in self._restart_suspected:
-            self._restart_suspected[replica.address][1].set()
+        one.restart_suspected.set()
         if self._models_ruled():
-            self._hold_back(replica)
+            self._hold_back(one)
 
-    def _hold_back(self, replica: ReplicaConfig) -> None:
+    def _hold_back(self, one: _Observed) -> None:
         """No work before the next probe, which asks what it serves."""
-        self._models_known.discard(replica.label)
-        if replica.label in self._able and self._current(replica):
-            self._probed(replica, probes.UNREADY)
+        one.models_known = False
+        if one.able and one.is_current():
+            self._probed(one, probes.UNREADY)
 
     def models_bound(self) -> None:
         """The law that comes next has rules of models: who has not said what it serves gets no work from now on."""
-        for name, (replica, _) in list(self._looking.items()):
-            if name not in self._models_known:
-                self._hold_back(replica)
+        for one in list(self._observed.values()):
+            if not one.models_known:
+                self._hold_back(one)
 
-    async def _learn_models(self, replica: ReplicaConfig) -> bool:
+    async def _learn_models(self, one: _Observed) -> bool:
         """Whether it said what it serves, or answered that it does not say, and the view has it: it may be another
         process than before, and the law's rules for what its models are based on bind its first prompt, too."""
         asked_again = lists_none = False
-        while replica.label not in self._models_known and not lists_none:
+        while not one.models_known and not lists_none:
             try:
-                await self._listed(replica)
+                await self._listed(one)
             except (PageError, FetchError) as error:
                 if error.reason == "cut" and not asked_again:  # the process may have ended in the midst of it
                     asked_again = True
                     continue
                 if _no_answer(error):
-                    self._problem(replica.label, "models", f"{replica.url}/v1/models: {error}; {_remedy(error)}")
+                    self._problem(one, "models", f"{one.config.url}/v1/models: {error}; {_remedy(error)}")
                     return False
                 lists_none = True
-                self._note_no_listing(replica, error)
-            if not self._current(replica):
+                self._note_no_listing(one, error)
+            if not one.is_current():
                 return False
         if self._swapping is not None and not self._swapping.done():
-            if replica.label in self._able:
-                self._probed(replica, probes.UNREADY)
+            if one.able:
+                self._probed(one, probes.UNREADY)
             await asyncio.wait((self._swapping,))
-        return lists_none or replica.label in self._models_known  # else a restart is suspected again
+        return lists_none or one.models_known  # else a restart is suspected again
 
-    def _note_no_listing(self, replica: ReplicaConfig, error: PageError | FetchError) -> None:
+    def _note_no_listing(self, one: _Observed, error: PageError | FetchError) -> None:
         """What lists nothing, or nothing that can be read, may do so a moment later: it is asked with each probe."""
-        if error.reason in ("status", "key") and not _no_answer(error) and self._current(replica):
-            self._models_known.add(replica.label)
+        if error.reason in ("status", "key") and not _no_answer(error) and one.is_current():
+            one.models_known = True
 
-    def _probed(self, replica: ReplicaConfig, result: probes.ProbeResult) -> None:
-        ready = self._ready.add if result is probes.READY else self._ready.discard
-        ready(replica.label)
+    def _probed(self, one: _Observed, result: probes.ProbeResult) -> None:
+        one.ready = result is probes.READY
         if result.ok:
-            (self._able.add if result.ready else self._able.discard)(replica.label)
-        fault, strain = self._gpus_of(replica)
-        hung = _HUNG if replica.label in self._hung and result is probes.READY else ""
-        self._react(ReplicaProbed(replica.label, result.ok, fault or hung, result.ready, strain))
+            one.able = result.ready
+        fault, strain = self._gpu_exporters.health_of(one.config)
+        hung = _HUNG if one.hung and one.ready else ""
+        self._react(ReplicaProbed(one.name, result.ok, fault or hung, result.ready, strain))
 
     async def _warm_up(self, replica: ReplicaConfig) -> bool:
         """Whether it went through. An engine that refuses such requests is not warmed up, and serves all the same."""
-        assert self._pool is not None
         for _ in range(replica.probe.warmup):
             answered = await probes.generates(self._pool, replica, self._key, _WARMUP_S)
             if answered is None:
@@ -332,67 +318,54 @@ class Watcher:
                 return False
         return True
 
-    async def _generate(self, replica: ReplicaConfig) -> None:
+    async def _generate(self, one: _Observed) -> None:
         """See whether it still generates whenever no answer of its has shown that for a while."""
-        assert self._pool is not None
-        name, every_s = replica.label, replica.probe.generate_s
+        every_s = one.config.probe.generate_s
         shown_at = self._clock()
-        while self._current(replica):
+        while one.is_current():
             await self._pause(every_s / 4.0)
-            shown_at = max(shown_at, self._answered_at(name))
+            shown_at = max(shown_at, self._answered_at(one.name))
             if self._clock() - shown_at < every_s:
-                self._hung.discard(name)
-            elif name in self._ready:
-                answered = await probes.generates(self._pool, replica, self._key, every_s)
-                if answered is False and self._worked_since(name, self._clock() - every_s / 2.0):
+                one.hung = False
+            elif one.ready:
+                answered = await probes.generates(self._pool, one.config, self._key, every_s)
+                if answered is False and _worked_since(one, self._clock() - every_s / 2.0):
                     answered = True  # busy with what takes long: ours waits its turn
-                if answered is False:
-                    self._hung.add(name)
+                one.hung = answered is False
+                if one.hung:
                     continue
                 if answered is None:
                     self._refused("generate_status")
-                self._hung.discard(name)
                 shown_at = self._clock()
 
-    def _worked_since(self, name: str, since: float) -> bool:
-        """Whether an engine's numbers moved: one that hangs says the same ones for ever, if it says any. Not how many
-        wait: a server counts those for an engine that hangs, too."""
-        return name in self._worked and self._worked[name][1] >= since
-
-    def _work(self, name: str, sample: Sample) -> None:
-        numbers = (sample.running, sample.kv_usage, sample.prefix_queries, sample.prefix_hits)
-        if name not in self._worked:
-            self._worked[name] = numbers, -inf  # a first look shows no work
-        elif self._worked[name][0] != numbers:
-            self._worked[name] = numbers, sample.at
-
-    async def _scrape(self, replica: ReplicaConfig) -> None:
+    async def _scrape(self, one: _Observed) -> None:
+        replica = one.config
         engine, (address, path) = _engine(replica), _metrics_place(replica)
-        places, before, is_idle = Places(), None, False
-        while self._current(replica):
+        key = self._key if address == replica.address else None  # an exporter elsewhere is not the engine
+        places, before = Places(), None
+        while one.is_current():
             try:
-                page = await self._page(address, path)
+                page = await self._pages.metrics(address, path, key)
                 sample = signals.read_page(page, self._clock(), self._dropped, engine, places)
-                if not self._current(replica):
+                if not one.is_current():
                     return
                 if replica.probe.generate_s:
-                    self._work(replica.label, sample)
-                if sample.slots is not None and self.members.runs(replica.label, sample.slots, by_metrics=True):
+                    _note_work(one, sample)
+                if sample.slots is not None and self.members.runs(one.name, sample.slots, by_metrics=True):
                     self._take_in()
                 if before is not None and sample.restarted(before):
-                    self._replaced(replica)
-                self._react(ReplicaSampled(replica.label, sample))
-                is_idle = before is not None and sample.same(before) and not self._in_flight(replica.label)
+                    self._replaced(one)
+                self._react(ReplicaSampled(one.name, sample))
+                one.at_rest = before is not None and sample.same(before) and not self._in_flight(one.name)
                 before = sample
-                self._problem(replica.label, "metrics", "")
+                self._problem(one, "metrics", "")
             except (PageError, FetchError) as error:
                 self._refused(f"metrics_{error.reason}")
-                if self._current(replica) and replica.label in self._ready:  # else that is said already
+                if one.ready:  # else that is said already
                     problem = f"{probes.url_of(address, path)}: {error}; its load is not seen until it serves metrics"
-                    self._problem(replica.label, "metrics", problem)
-                places, is_idle = Places(), False
-            (self.at_rest.add if is_idle else self.at_rest.discard)(replica.label)
-            await self._pause(self._idle_scrape_s if is_idle else self._watch.scrape_s)
+                    self._problem(one, "metrics", problem)
+                places, one.at_rest = Places(), False
+            await self._pause(self._idle_scrape_s if one.at_rest else self._watch.scrape_s)
 
     @property
     def _idle_scrape_s(self) -> float:
@@ -400,35 +373,36 @@ class Watcher:
         one, but short enough that its last sample is still fresh when the next one comes."""
         return max(self._watch.scrape_s, min(3.0 * self._watch.scrape_s, _FRESH_SHARE * SAMPLE_FRESH_S))
 
-    async def _ask_models(self, replica: ReplicaConfig) -> None:
+    async def _ask_models(self, one: _Observed) -> None:
         """What it says that it serves: slowly, but as often as probes until it is known where only it can say, and
         until it answers at all. One that starts together with us is no other a minute later."""
+        replica = one.config
         unknown, unreached = not replica.models, True
-        while self._current(replica):
+        while one.is_current():
             if replica.slots is None and replica.engine in slots.BY_MODEL:
-                await self._slots_by_model(replica)
+                await self._slots_by_model(one)
             try:
-                await self._listed(replica)
+                await self._listed(one)
                 unknown = unreached = False
             except (PageError, FetchError) as error:
                 unreached = unreached and error.reason == "unreachable"
-                self._note_no_listing(replica, error)
+                self._note_no_listing(one, error)
                 if unknown:
                     self._refused(f"models_{error.reason}")
-                    self._problem(replica.label, "models", f"{replica.url}/v1/models: {error}; {_remedy(error)}")
+                    self._problem(one, "models", f"{replica.url}/v1/models: {error}; {_remedy(error)}")
             await self._pause(self._watch.probe_s if unknown or unreached else self._watch.models_s)
 
-    async def _listed(self, replica: ReplicaConfig) -> None:
+    async def _listed(self, one: _Observed) -> None:
         """Take in what it says that it serves. Raises PageError, FetchError."""
-        listing = read_listing(await self._listing(replica.address))
-        if replica.slots is None:
-            listing = replace(listing, slots=await self._slots(replica, listing))
-        if self._current(replica):
-            if self.members.listed(replica.label, listing):
-                self._compare(replica)
+        listing = read_listing(await self._pages.models(one.config.address))
+        if one.config.slots is None:
+            listing = replace(listing, slots=await self._slots(one.config, listing))
+        if one.is_current():
+            if self.members.listed(one.name, listing):
+                self._compare(one.name)
                 self._take_in()
-            self._models_known.add(replica.label)
-        self._problem(replica.label, "models", "")
+            one.models_known = True
+        self._problem(one, "models", "")
 
     def _take_in(self) -> None:
         """An engine reported new facts: update the view."""
@@ -440,77 +414,26 @@ class Watcher:
         await asyncio.sleep(SWAP_S)
         self._swap()
 
-    def _compare(self, replica: ReplicaConfig) -> None:
+    def _compare(self, name: str) -> None:
         """Say so where it serves something else than it should."""
-        missing = self.members.missing(replica.label)
+        missing = self.members.missing(name)
         if missing:
             self._refused("models_other")
             names = ", ".join(sorted(missing)[:8])
-            problem = f"does not serve {names}: not in its /v1/models; correct `models`"
-            self._warn(replica.label, problem, "models it serves")
-
-    async def _listing(self, address: Address) -> bytes:
-        """The engine's list of models. Raises PageError, FetchError: then it has reported nothing, and that is no
-        evidence."""
-        assert self._pool is not None
-        answer = await fetch.get(self._pool, address, "/v1/models", self._watch.timeout_s, LISTING_BYTES_MAX, self._key)
-        if answer.status != 200:
-            wants_key = answer.status in (401, 403)
-            raise PageError("key" if wants_key else "status", f"status {answer.status}")
-        return answer.body
+            self._warn(name, f"does not serve {names}: not in its /v1/models; correct `models`", "models it serves")
 
     async def _slots(self, replica: ReplicaConfig, listing: Listing) -> int | None:
         """How many requests the engine reports that it runs at once; the last value if it does not answer now."""
-        assert self._pool is not None
-        engine = replica.engine or listing.engine
-        paths, _ = slots.PAGES.get(engine, ((), None))
-        for path in paths if engine not in slots.BY_MODEL else ():
-            try:
-                answer = await fetch.get(
-                    self._pool, replica.address, path, self._watch.timeout_s, LISTING_BYTES_MAX, self._key
-                )
-            except FetchError:
-                return self.members.slots(replica.label)
-            if answer.status == 200 and (found := slots.read_slots(engine, answer.body)) is not None:
-                return found
-        return None
+        try:
+            return await self._pages.slots(replica.address, replica.engine or listing.engine)
+        except FetchError:
+            return self.members.slots(replica.label)
 
-    async def _slots_by_model(self, replica: ReplicaConfig) -> None:
-        """The same of a server that says it of each model by itself: the least of them, so that none has a queue."""
-        assert self._pool is not None
-        assert replica.engine is not None  # the caller has checked
-        (path,), _ = slots.PAGES[replica.engine]
-        found: list[int] = []
-        for model in sorted(replica.models):
-            place = path.format(model=quote(model, safe=""))
-            try:
-                answer = await fetch.get(
-                    self._pool, replica.address, place, self._watch.timeout_s, LISTING_BYTES_MAX, self._key
-                )
-            except FetchError:
-                return
-            one = slots.read_slots(replica.engine, answer.body) if answer.status == 200 else None
-            found += [one] if one is not None else []
-        if found and self._current(replica) and self.members.runs(replica.label, min(found), by_metrics=False):
-            self._take_in()
-
-    async def _look_at_gpus(self, url: str) -> None:
-        address, path = place_of(url)
-        while url in self._exporters:
-            try:
-                self._gpus[url] = self._clock(), gpus.read_gpus(await self._page(address, path))
-            except (PageError, FetchError) as error:
-                self._refused(f"gpus_{error.reason}")
-            await self._pause(self._watch.gpus_s)
-
-    def _gpus_of(self, replica: ReplicaConfig) -> tuple[str, str]:
-        """What the GPUs' exporter last reported as broken, and what as strained."""
-        fetched_at, known = self._gpus.get(replica.dcgm, (0.0, ()))
-        if self._clock() - fetched_at >= _GPUS_FRESH * self._watch.gpus_s:
-            return "", ""
-        health = self._config.health
-        strain = gpus.strain(known, replica.gpus, health.gpu_temperature_c_max, health.gpu_free_mib_min)
-        return gpus.fault(known, replica.gpus), strain
+    async def _slots_by_model(self, one: _Observed) -> None:
+        with contextlib.suppress(FetchError):
+            found = await self._pages.slots_by_model(one.config)
+            if found is not None and one.is_current() and self.members.runs(one.name, found, by_metrics=False):
+                self._take_in()
 
     def _dropped(self, reason: str) -> None:
         self._refused(f"metrics_{reason}")
@@ -522,15 +445,19 @@ class Watcher:
     def _jittered(self, seconds: float) -> float:
         return seconds * (0.8 + 0.4 * self._rng.random())
 
-    async def _page(self, address: Address, path: str) -> bytes:
-        """The complete page: a truncated one could say 1 instead of 12. Raises PageError, FetchError."""
-        assert self._pool is not None
-        answer = await fetch.get(self._pool, address, path, self._watch.timeout_s, PAGE_BYTES_MAX)
-        if answer.status != 200:
-            raise PageError("status", f"status {answer.status}")
-        if answer.content_type in _NO_PAGES:
-            raise PageError("type", f"{answer.content_type.decode()} is no metrics page")
-        return answer.body
+
+def _note_work(one: _Observed, sample: Sample) -> None:
+    numbers = (sample.running, sample.kv_usage, sample.prefix_queries, sample.prefix_hits)
+    if one.worked is None:
+        one.worked = numbers, -inf  # a first look shows no work
+    elif one.worked[0] != numbers:
+        one.worked = numbers, sample.at
+
+
+def _worked_since(one: _Observed, since: float) -> bool:
+    """Whether an engine's numbers moved: one that hangs says the same ones for ever, if it says any. Not how many
+    wait: a server counts those for an engine that hangs, too."""
+    return one.worked is not None and one.worked[1] >= since
 
 
 def _unwell(why: str, seen: probes.ProbeResult) -> str:

@@ -25,6 +25,7 @@ async def test_a_request_and_a_chunk_are_made_of_no_more_parts_than_before(
     if (missing := tier.missing()) is not None:
         pytest.skip(missing)
     monkeypatch.setattr(parts, "ROUNDS", 1)
+    monkeypatch.setattr(parts, "REQUESTS", 40)  # medians of so many are the same, and to count is most of the work
     async with parts.counted(tier) as row:
         for measure, at in ((row.requests, 0), (row.chunks, 1)):
             made = await measure()

@@ -37,20 +37,23 @@ def replica(url: str, **probe: Any) -> ReplicaConfig:
     return ReplicaConfig.model_validate({"url": url, "models": ["m"], "probe": probe})
 
 
-def looker(pool: Pool, one: ReplicaConfig, timeout_s: float = 20.0) -> Prober:
-    return prober(one, "/health", pool, timeout_s, grpc.ssl_channel_credentials)
+def looker(pool: Pool, one: ReplicaConfig, timeout_s: float = 20.0, key: str | None = None) -> Prober:
+    return prober(one, "/health", pool, timeout_s, grpc.ssl_channel_credentials, key)
 
 
 class Site:
-    """A server whose pages answer as told; `asked` are bodies and keys of what it was to complete."""
+    """A server whose pages answer as told; `asked` are bodies and keys of what it was to complete, `keys` those of
+    all requests."""
 
     def __init__(self) -> None:
+        self.keys: list[str] = []
         self.status: dict[str, int] = {}
         self.hangs = False
         self.asked: list[tuple[dict[str, Any], str]] = []
         self.url = ""
 
     async def page(self, request: web.Request) -> web.Response:
+        self.keys.append(request.headers.get("authorization", ""))
         if request.path == "/v1/completions":
             self.asked.append((await request.json(), request.headers.get("authorization", "")))
         if self.hangs:
@@ -101,6 +104,14 @@ async def test_the_port_may_be_another(pool: Pool, site: Site) -> None:
     site.status["/health"] = 200
     port = int(site.url.rpartition(":")[2])
     assert await looker(pool, replica("http://127.0.0.1:9", port=port)).look() == READY
+
+
+async def test_only_the_engines_own_port_gets_the_engines_key(pool: Pool, site: Site) -> None:
+    site.status["/health"] = 200
+    port = int(site.url.rpartition(":")[2])
+    for one in (replica(site.url), replica(site.url, port=port), replica("http://127.0.0.1:9", port=port)):
+        assert await looker(pool, one, key="sk-engine").look() == READY
+    assert site.keys == ["Bearer sk-engine", "Bearer sk-engine", ""]
 
 
 # -- TCP

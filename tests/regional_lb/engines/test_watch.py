@@ -161,14 +161,14 @@ async def test_an_idle_replica_is_scraped_less_often_until_something_changes(mon
         return web.Response(body=page[0].encode())
 
     async with served(answer) as url, watching(monkeypatch, {"one": url}) as found:
-        at_rest = found.watcher.at_rest
-        await until(lambda: at_rest == {"one"})
+        one = found.watcher._observed["one"]
+        await until(lambda: one.at_rest)
         found.in_flight["one"] = 1
-        await until(lambda: not at_rest)
+        await until(lambda: not one.at_rest)
         found.in_flight.clear()
-        await until(lambda: at_rest == {"one"})
+        await until(lambda: one.at_rest)
         page[0] = "no metrics page"
-        await until(lambda: not at_rest)
+        await until(lambda: not one.at_rest)
         probes = len(found.probes)
         await until(lambda: len(found.probes) > probes)
 
@@ -215,19 +215,6 @@ async def test_a_page_that_cannot_be_read_is_refused_and_counted(
         assert found.waiting("one") is None
         assert found.view.replicas["one"].kv_tokens == 77
         assert found.probes[-1] == ("one", True)  # whether it is alive is a separate question
-
-
-async def test_a_huge_page_is_refused_rather_than_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut in the midst of `waiting 42`, it would read 4."""
-    monkeypatch.setattr(watch, "PAGE_BYTES_MAX", 1000)
-    text = page(waiting="42", more="#" * 1000 + "\n")
-    async with served(_text(text)) as url, watching(monkeypatch, {"one": url}) as found:
-        await until(lambda: len(found.refused) >= 2)
-        assert set(found.refused) == {"metrics_size"}
-        assert found.waiting("one") is None
-    monkeypatch.setattr(watch, "PAGE_BYTES_MAX", len(text))
-    async with served(_text(text)) as url, watching(monkeypatch, {"one": url}) as found:
-        await until(lambda: found.waiting("one") == 42)
 
 
 async def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,22 +315,17 @@ async def test_a_replica_on_a_broken_gpu_is_out_until_that_is_mended(monkeypatch
     pages = [(PAGES / "dcgm.txt").read_text()]
 
     async def exporter(_request: web.Request) -> web.Response:
-        return web.Response(text=pages[0], status=200 if pages[0] else 500)
+        return web.Response(text=pages[0])
 
-    async with served(_text(PAGE)) as url, served(exporter) as dcgm:
-        fields = {"dcgm": f"{dcgm}/metrics", "gpus": ["0"]}
-        async with watching(monkeypatch, {"one": url}, fields, gpus_s=0.02) as text:
-            await until(lambda: len(text.probes) >= 10)
-            assert set(text.faults) == {""}  # GPU 1 belongs to another engine, and GPU 0 had an application's error
-        async with watching(monkeypatch, {"one": url}, {"dcgm": f"{dcgm}/metrics"}, gpus_s=0.02) as text:
-            await until(lambda: text.faults and text.faults[-1] == "GPU 1: XID 79, fell off the bus")
-            assert text.strains[-1] == "GPU 1: 92 °C, above 90"
-            pages[0] = pages[0].replace("} 79\n", "} 0\n")
-            await until(lambda: text.faults[-1] == "")
-            pages[0] = (PAGES / "dcgm.txt").read_text()
-            await until(lambda: text.faults[-1] != "")
-            pages[0] = ""  # the exporter fails: its last report holds for a while, but not for ever
-            await until(lambda: "gpus_status" in text.refused and text.faults[-1] == "")
+    async with (
+        served(_text(PAGE)) as url,
+        served(exporter) as dcgm,
+        watching(monkeypatch, {"one": url}, {"dcgm": f"{dcgm}/metrics"}, gpus_s=0.02) as text,
+    ):
+        await until(lambda: text.faults and text.faults[-1] == "GPU 1: XID 79, fell off the bus")
+        assert text.strains[-1] == "GPU 1: 92 °C, above 90"
+        pages[0] = pages[0].replace("} 79\n", "} 0\n")
+        await until(lambda: text.faults[-1] == "")
 
 
 class Model:
@@ -670,7 +652,7 @@ async def test_a_process_in_the_place_of_another_gets_no_work_before_it_said_wha
         assert (True, {"first"}) not in seen[begun:]
         models[0] = listing("m", root="third")
         seen.clear()
-        found.watcher._replaced(found.watcher._looking["one"][0])  # as when its counters run backwards
+        found.watcher._replaced(found.watcher._observed["one"])  # as when its counters run backwards
         assert seen == [(False, {"second"})]
         await until(lambda: (True, {"third"}) in seen)
         assert (True, {"second"}) not in seen
@@ -690,7 +672,7 @@ async def test_a_replica_that_is_still_picked_after_a_failed_probe_is_held_back_
         watching(monkeypatch, {"one": url}, fall=1000, rise=1) as found,
     ):  # fmt: skip
         found.ruled = False
-        address = found.watcher._looking["one"][0].address
+        address = found.watcher._observed["one"].config.address
         for replaced in (lambda: found.watcher._closed(address, 0.0), found.watcher.models_bound):
             found.ruled, status[0] = False, 200
             await until(lambda: found.probes[-1:] == [("one", True)] and found.ready[-1])
@@ -707,10 +689,10 @@ async def test_an_engine_that_closes_its_connections_after_a_fixed_time_is_held_
 ) -> None:
     """A server that keeps connections for 0.7 s lost 4 of 10 requests."""
     async with engine([listing("m")]) as url, watching(monkeypatch, {"one": url}, probe_s=0.05) as found:
-        address = found.watcher._looking["one"][0].address
+        address = found.watcher._observed["one"].config.address
         await until(lambda: found.ready and found.ready[-1])
         for n, rested_s in enumerate((0.71, 0.7, 0.73, 1.2, 0.3)):
-            await until(lambda: "one" in found.watcher._ready)
+            await until(lambda: found.watcher._observed["one"].ready)
             found.ready.clear()
             found.watcher._closed(address, rested_s)
             assert found.ready == ([] if n in (1, 2) else [False]), rested_s
@@ -740,9 +722,8 @@ async def test_an_engine_that_did_not_say_what_it_serves_gets_no_more_work_once_
         watching(monkeypatch, {"mute": mute, "without": without, "told": told}) as found,
     ):  # fmt: skip
         found.ruled = False
-        await until(
-            lambda: found.watcher._ready == {"mute", "without", "told"} == {*found.watcher._models_known, "mute"}
-        )
+        seen = found.watcher._observed
+        await until(lambda: all(one.ready and one.models_known == (name != "mute") for name, one in seen.items()))
         found.probes.clear()
         found.ready.clear()
         found.watcher.models_bound()
@@ -885,6 +866,36 @@ async def test_models_that_are_not_configured_are_requested_with_the_engines_key
         async with watching(monkeypatch, {"one": url}, {"models": []}, top=more) as found:
             await until(lambda: set(found.view.by_model) == {"c"})
         assert asked[-1] == "Bearer sk-engine"
+
+
+async def test_an_engine_that_wants_its_key_for_every_page_is_watched_as_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """llama.cpp's server wants it for its metrics. What is elsewhere is not the engine, and gets none."""
+    monkeypatch.setenv("FARHOP_TEST_ENGINE", "sk-engine")
+    elsewhere: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.headers.get("authorization") != "Bearer sk-engine":
+            return web.Response(status=401)
+        return web.json_response({"data": []}) if request.path == "/v1/models" else web.Response(text=PAGE)
+
+    async def exporter(request: web.Request) -> web.Response:
+        elsewhere.append(request.headers.get("authorization"))
+        return web.Response(text=PAGE)
+
+    app = web.Application()
+    app.router.add_get("/{tail:.*}", answer)
+    more: dict[str, Any] = {"engine_key": "env:FARHOP_TEST_ENGINE"}
+    async with served(app) as url, served(exporter) as other:
+        async with watching(monkeypatch, {"one": url}, {"probe": {"path": "/ready"}}, top=more) as found:
+            await until(lambda: found.waiting("one") == 3 and found.probes)
+            assert found.probes[-1] == ("one", True)
+        async with watching(monkeypatch, {"one": url}, {"metrics": f"{other}/metrics"}, top=more) as found:
+            await until(lambda: found.waiting("one") == 3)
+        assert set(elsewhere) == {None}
+        async with watching(monkeypatch, {"one": url}, {"models": []}) as found:
+            await until(lambda: any("status 401; give `engine_key`" in problem for _, problem in found.said))
 
 
 async def test_more_models_than_a_report_can_say_leave_a_replica_out(monkeypatch: pytest.MonkeyPatch) -> None:
