@@ -73,7 +73,7 @@ def catalogue() -> tuple[Outcome, ...]:
 
 
 SERVED = _declare(Source.ENGINE, "served")
-ENGINE_ERROR = _declare(Source.ENGINE, "engine_error")  # an engine's own error: relayed, never retried
+ENGINE_ERROR = _declare(Source.ENGINE, "engine_error")  # an engine's own error: relayed, never retried (but NOT_NOW)
 # What an engine's answer says of the engine itself (farhop.relay.upstream.engine_faults): relayed, never retried, and
 # heeded.
 ENGINE_OUT_OF_MEMORY = _declare(Source.ENGINE, "engine_out_of_memory")
@@ -171,12 +171,21 @@ ENGINE_KEY_REFUSED = _declare(Source.TRANSPORT, "engine_key_refused", retryable=
 # An engine, or a proxy before it, redirects (3xx). Neither the balancer nor the client follows: the law knows no such
 # place.
 ENGINE_REDIRECTS = _declare(Source.TRANSPORT, "engine_redirects", retryable=True)
+# An engine, or a proxy before it, says that it takes no request now, and did nothing for this one: while it loads its
+# model or stops (503), or for its load alone (429). If no other takes the request, its own words are the answer.
+ENGINE_UNAVAILABLE = _declare(Source.TRANSPORT, "engine_unavailable", retryable=True)
+ENGINE_BUSY = _declare(Source.TRANSPORT, "engine_busy", retryable=True)
+NOT_NOW_STATUSES = {429: ENGINE_BUSY, 503: ENGINE_UNAVAILABLE}
+NOT_NOW = frozenset(NOT_NOW_STATUSES.values())
 # Of a request that two replicas share: the first failed, or did not say where its KV cache is.
 PREFILL_FAILED = _declare(Source.TRANSPORT, "prefill_failed", retryable=True)
 BAD_FRAMING = _declare(Source.TRANSPORT, "upstream_bad_framing")
 
 
+_BLAMELESS = frozenset((KEPT_CLOSED, LOST, ENGINE_BUSY))
+
+
 def blames_target(reason: Outcome) -> bool:
     """Whether an attempt that broke with this outcome counts against its target: not if one of our own bounds was met,
-    nor if the target itself reported the request as lost."""
-    return reason.source is Source.TRANSPORT and reason is not KEPT_CLOSED and reason is not LOST
+    nor if the target itself reported the request as lost, or that it is full."""
+    return reason.source is Source.TRANSPORT and reason not in _BLAMELESS

@@ -7,7 +7,7 @@ Never decides, and never writes: the relay acts on it, attempts read it.
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -83,6 +83,14 @@ class RequestOwner(Protocol):
         """The listener shuts down, and its drain time is over."""
 
 
+class EnginesWords(NamedTuple):
+    """An engine's whole answer that it takes no request now: `head` are its header lines."""
+
+    status: int
+    head: bytes
+    body: bytes
+
+
 class ActiveRequest(msgspec.Struct, eq=False):
     """One request under way. `context` belongs to the tier. With a `continuation` its answer is listened to. `geo` is
     the residency that its usage is to say again, "" for none. `attempts` makes its attempts (the relay's to call)."""
@@ -113,6 +121,7 @@ class ActiveRequest(msgspec.Struct, eq=False):
     streams: bool = False  # whether that is a stream of events, which can end with an error event
     usage: Usage | None = None
     needs_fresh: bool = False  # a kept connection was closed under it: the next attempt is not to meet another such
+    not_now: EnginesWords | None = None  # the last engine's that took no request: the answer, if no other takes it
     version: bytes = b""  # of the model, as the tier below reported with its answer
 
     # -- exchange.ExchangeCallbacks

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 AttemptMaker: TypeAlias = "Callable[[Relay, ActiveRequest, int, float], AttemptRun]"
 _last_activity_at = attrgetter("last_activity_at")
+_FOR_LACK_OF_ANOTHER = outcome.NOT_NOW | {outcome.NO_REGION}
 _ALWAYS = b"accept-encoding: identity\r\nvia: 1.1 farhop\r\n"  # RFC 9110 §7.6.3: an intermediary adds itself
 
 
@@ -437,6 +438,13 @@ class Relay:
                 if ends_with_event
                 else None
             )
+        elif (words := active.not_now) is not None and command.outcome in _FOR_LACK_OF_ANOTHER:
+            # The tier above, too, is to know it for the engine's.
+            active.status = words.status
+            active.exchange.begin(words.status, words.head + extra, len(words.body), words.body)
+            active.exchange.finish()
+            self._conclude(active, outcome.of_answer(words.status))
+            return
         else:
             reply = answers.refusal(
                 command.outcome,

@@ -170,8 +170,15 @@ class Replicas:
         queued = max(0, sample.waiting - self.ledger.load(name).prefills)
         if queued == 1 and before is not None and sample.at - before.at < SAMPLE_FRESH_S:
             queued = min(1, before.waiting)
-        if queued != sample.waiting:
-            sample = replace(sample, queued=queued)
+        since = None
+        if before is not None and sample.at - before.at < SAMPLE_FRESH_S and sample.repeats(before):
+            since = before.at if before.since is None else before.since
+            if sample.at - since >= SAMPLE_FRESH_S and not self.ledger.load(name).in_flight:
+                # The figures of the engine's last step. It writes new ones when it works (vLLM after all its requests
+                # were cancelled, SGLang for half a minute): without a request it would say so for ever.
+                queued = 0
+        if queued != sample.waiting or since is not None:
+            sample = replace(sample, queued=queued, since=since)
         self.still = before is not None and sample.same(before) and sample.at - before.at < SAMPLE_FRESH_S
         if before is not None and sample.restarted(before):
             self._forget(name)

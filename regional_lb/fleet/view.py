@@ -44,6 +44,7 @@ class Sample(msgspec.Struct, frozen=True):
     # How many of `waiting` do queue; None: all. 0 if one waits and none did at the scrape before: that one came since
     # the engine's last step, and will be in the next.
     queued: int | None = None
+    since: float | None = None  # since when scrapes say the same; None: this one is the first to
     started_at: float | None = None  # when its process began, in the engine's own seconds
     slots: int | None = None  # how many requests it runs at once
 
@@ -62,7 +63,11 @@ class Sample(msgspec.Struct, frozen=True):
 
     def same(self, before: Sample) -> bool:
         """Whether the two samples are equal except for their time."""
-        return replace(self, at=before.at) == before
+        return replace(self, at=before.at, since=before.since) == before
+
+    def repeats(self, before: Sample) -> bool:
+        """Whether the engine says the same as before, whatever was made of it."""
+        return replace(self, at=before.at, queued=before.queued, since=before.since) == before
 
     @property
     def hit_share(self) -> float | None:

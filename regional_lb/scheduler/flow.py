@@ -84,10 +84,15 @@ _GAVE_UP = {
         "the engines of this model here answer with redirects, which are not followed: their operator must set the "
         "`url` that answers itself"
     ),
+    **dict.fromkeys(outcome.NOT_NOW, "no engine of this model here takes a request now"),
     outcome.WHOLE_ANSWER_TIMEOUT: (
         "no answer within this region's limit for one in one piece: ask for a stream, or less"
     ),
 }
+
+
+# An engine lacks a path for good; one that takes nothing now said so a moment ago.
+_ASKED_ONCE = frozenset((outcome.PATH_UNSUPPORTED, *outcome.NOT_NOW))
 
 
 def _while_answering(reason: Outcome) -> str:
@@ -932,8 +937,8 @@ class RegionalFlow:
             state.budgeted = self.budget.take()
         state.transport_retries += reason.source is Source.TRANSPORT
         state.tried += (failed,)
-        if reason is outcome.PATH_UNSUPPORTED and not self.wait_estimate.serving(state.variant, now, state.tried):
-            return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # an engine lacks a path for good
+        if reason in _ASKED_ONCE and not self.wait_estimate.serving(state.variant, now, state.tried):
+            return [self._refuse(state, reason, _GAVE_UP[reason], now)]
         if reason is outcome.TOO_LONG:
             refused_tokens = self.replicas.most_context_tokens(state.request.model, (failed,))
             if refused_tokens < inf:  # infinite: unknown, or the replica has left

@@ -98,7 +98,7 @@ async def test_an_outcome_header_of_an_engine_means_nothing(stage: Any) -> None:
     answer = await s.ask(post())
     assert (answer.status, answer.body, answer.get("retry-after")) == (429, b'{"error":{}}', "7")
     assert [name for name, _ in answer.headers if name.startswith("x-farhop-")] == ["x-farhop-decision"]
-    assert s.flow.event_names()[-1] == "AttemptEnded"
+    assert s.flow.events[-1] == machine.AttemptRefused("r1", 1, outcome.ENGINE_BUSY)
     assert s.tier.concluded_with == [("engine_error", 429, None)]
 
 

@@ -271,6 +271,24 @@ def test_a_waiting_request_counts_as_queued_only_if_two_scrapes_in_a_row_show_on
     assert not scraped(9.0, 1)  # and so long ago counts as nothing
 
 
+def test_a_queue_that_an_engine_only_repeats_while_nothing_is_sent_there_keeps_nothing_away(replicas: Replicas) -> None:
+    """As vLLM's figures stand still once all its requests were cancelled: only a request gets it to write new ones."""
+
+    def scraped(at: float, kv_usage: float = 0.9) -> bool:
+        replicas.handle(ReplicaSampled("r1", Sample(at, waiting=15, running=106, kv_usage=kv_usage)), at)
+        return bool(replicas.whole.room(10.0, 5.0, at)[replicas.whole.of.at["r1"]])
+
+    assert not any(scraped(0.5 * n, 0.9 - 0.01 * n) for n in range(20))  # it works: for others
+    assert not any(scraped(9.5 + 0.5 * n, 0.71) for n in range(6))
+    assert scraped(12.5, 0.71)
+    assert scraped(13.0, 0.71)
+    replicas.ledger.reserve("a", Reservation("r1", 10, 15))
+    assert not scraped(13.5, 0.71)  # one request is enough to find out
+    replicas.ledger.release("a")
+    assert scraped(14.0, 0.71)
+    assert not scraped(14.5, 0.7)  # it moved
+
+
 def test_a_version_has_its_own_able_replicas_as_cheap_as_a_model() -> None:
     known = Replicas(HealthConfig(rise=1), Estimates())
     known.adopt(view_of([replica("r1", version="v1"), replica("r2", version="v2"), replica("r3", version="v2")]))

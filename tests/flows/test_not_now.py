@@ -1,0 +1,107 @@
+"""An engine that says that it takes no request now (it loads its model, or is full) did nothing for the one it refused:
+another replica, then another region, has it. If no other takes it, the engine's own words are the answer."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from random import Random
+
+import pytest
+from inprocess import (
+    HOP_KEY,
+    MODEL,
+    Engine,
+    both,
+    chat,
+    global_config,
+    regional_config,
+    send,
+    streaming,
+    topology,
+    until,
+)
+
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
+from global_lb.app.main import GlobalBalancer
+from regional_lb.app.main import RegionalBalancer
+
+WORLD = topology()
+CASES = [(429, "engine_busy"), (503, "engine_unavailable")]
+
+
+def refuses(engine: Engine, status: int) -> None:
+    """Have it refuse from now on, in words of its own."""
+    engine.behaviour, engine.status, engine.complaint = "error", status, "not now"
+
+
+def ready(above: GlobalBalancer) -> set[str]:
+    """The regions that have a replica that may serve."""
+    return {
+        region["region"]
+        for region in above.tier_admin.status()["regions"]
+        if region["state"] == "up"
+        and any(model["replicas_ready"] for one in region["instances"] for model in one["models"].values())
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("status", "code"), CASES)
+async def test_what_one_replica_does_not_take_now_another_serves(
+    engine: Engine, status: int, code: str, stream: bool
+) -> None:
+    async with Engine().running() as other:
+        replicas = [
+            {"url": f"http://{one.address}", "models": [MODEL], "name": name}
+            for name, one in (("takes", engine), ("full", other))
+        ]
+        async with both(engine, WORLD, regional={"replicas": replicas}) as up:
+            await until(lambda: all(r["state"] == "up" for r in up.regional.tier_admin.status()["replicas"]))
+            refuses(other, status)
+            for port in (up.entry, up.client):
+                answers = [await send(port, chat(body=streaming() if stream else None)) for _ in range(8)]
+                assert {answer.status for answer in answers} == {200}
+            assert other.seen  # it was asked
+            assert f'outcome="{code}"' in up.regional.metrics.render().decode()
+            full = next(r for r in up.regional.tier_admin.status()["replicas"] if r["replica"] == "full")
+            assert (full["failing_share"] > 0.0) is (status == 503)  # to be full is no failure
+
+
+@pytest.mark.parametrize(("status", "code"), CASES)
+async def test_engine_s_own_words_are_the_answer_if_no_other_takes_it(engine: Engine, status: int, code: str) -> None:
+    async with both(engine, WORLD) as up:
+        refuses(engine, status)
+        for port in (up.client, up.entry):
+            engine.seen.clear()
+            answer = await send(port, chat())
+            assert (answer.status, answer.json["error"]["message"]) == (status, "not now")
+            assert answer.headers["x-farhop-decision"]
+            assert len(engine.seen) == 1, "the same engine is not asked again at once"
+        assert f'outcome="{code}"' in up.regional.metrics.render().decode()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_what_no_engine_of_one_region_takes_now_another_region_serves(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    cluster = MemoryCluster()
+    async with AsyncExitStack() as stack:
+        engines = {region: await stack.enter_async_context(Engine().running()) for region in ("virginia", "frankfurt")}
+        for seed, (region, engine) in enumerate(engines.items()):
+            below = RegionalBalancer(
+                regional_config(engine, region, instance=f"r-{region}"), WORLD,
+                Random(seed), MemoryStore(Random(seed + 10), cluster),
+            )  # fmt: skip
+            stack.push_async_callback(below.close)
+            await below.open()
+        above = GlobalBalancer(global_config(), WORLD, Random(7), MemoryStore(Random(17), cluster))
+        stack.push_async_callback(above.close)
+        entry = int((await above.open()).split("clients on 127.0.0.1:")[1].split(",")[0])
+        await until(lambda: ready(above) == set(engines))
+        refuses(engines["virginia"], status)
+        answers = [await send(entry, chat()) for _ in range(6)]
+        assert {(answer.status, answer.headers["x-farhop-region"]) for answer in answers} == {(200, "frankfurt")}
+        assert engines["virginia"].seen
+        refuses(engines["frankfurt"], status)
+        answer = await send(entry, chat())
+        assert (answer.status, answer.json["error"]["message"]) == (status, "not now")
