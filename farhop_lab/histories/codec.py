@@ -161,13 +161,17 @@ class Reader:
         self._sequences = dict.fromkeys(_SEQUENCES, tuple) if flat else _SEQUENCES
         self._texts, self._bytes = packed[0], packed[1]
         self._bigs = [int.from_bytes(packed[2][at : at + 8], "little") for at in range(0, len(packed[2]), 8)]
-        self._root = _unpacked(packed[3])
+        self._packed: dict[str, list[Any]] = packed[3][-1]
+        self._columns: dict[int, _Node] = {}  # the outermost ones that were read: of many nobody asks
         self._tags = {_TAG + number: (number * _FIELDS_MAX, tag) for number, tag in tags.items()}
         self._known: list[Any] = []
 
     def get(self, column: int = 0) -> Any:
         """The next value of a column. IndexError past its end."""
-        return self._get(self._root.kids[column])
+        node = self._columns.get(column)
+        if node is None:
+            node = self._columns[column] = _unpacked(self._packed[str(column)])
+        return self._get(node)
 
     def _get(self, node: _Node) -> Any:
         kind = node.kinds[node.at]

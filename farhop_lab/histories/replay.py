@@ -70,10 +70,15 @@ def _plain_tags() -> Mapping[int, Tag]:
 _PLAIN = _plain_tags()
 
 
+_PLAIN_TYPES = frozenset((type(None), str, bytes, bool, int, float))  # nearly all values are of one
+
+
 def plain(value: Any) -> Any:
     """A value as it is in a history."""
+    if type(value) in _PLAIN_TYPES:
+        return value
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return tuple(plain(one) for one in value)
+        return tuple([one if type(one) in _PLAIN_TYPES else plain(one) for one in value])
     if value is None or isinstance(value, str | bytes | bool | int | float):
         return value
     if isinstance(value, set | frozenset):
@@ -81,7 +86,7 @@ def plain(value: Any) -> Any:
     if hasattr(value, "items"):
         return {plain(key): plain(of) for key, of in value.items()}
     number = names.tag_of(value)
-    return _Made(number, tuple(plain(part) for part in names.TAGS[number].parts(value)))
+    return _Made(number, plain(tuple(names.TAGS[number].parts(value))))
 
 
 def same(a: Any, b: Any, now: float) -> bool:
