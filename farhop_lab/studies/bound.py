@@ -14,8 +14,9 @@ Pure. Uses the work and the fleet alone, never a router's results.
 
 from __future__ import annotations
 
+from functools import reduce
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -120,14 +121,25 @@ def _uncached(asks: Sequence[Ask], answers: Sequence[bytes]) -> list[Demand]:
 
 def cost_ms(demand: Demand, profile: Profile, theta: float, alpha: float) -> float:
     """The least milliseconds of this GPU that it takes, by one mixture of the bounds; both shares within 0..1."""
+    return float(_mixed(_parts(demand, profile), profile, theta, alpha))
+
+
+def _parts(demand: Demand, profile: Profile) -> tuple[float, float, float, float]:
+    """What its cost is made of in all mixtures: steps, tokens held in each, tokens read in all, its prefill."""
     decoded = max(0, demand.answer_tokens - 1)
     held = demand.own_tokens + decoded / 2.0
-    steps = decoded * (alpha / profile.sequences_max + (1.0 - alpha) * held / profile.kv_tokens)
     read = decoded * (demand.shared_tokens + held)
+    return decoded, held, read, profile.prefill_ms(demand.own_tokens, demand.shared_tokens)
+
+
+def _mixed(parts: Any, profile: Profile, theta: float, alpha: float) -> Any:
+    """The cost, of parts that are numbers or columns of them."""
+    decoded, held, read, prefill_ms = parts
+    steps = decoded * (alpha / profile.sequences_max + (1.0 - alpha) * held / profile.kv_tokens)
     return (
         profile.decode_ms_per_sequence * decoded
         + profile.kv_read_ms_per_token * read
-        + (1.0 - theta) * profile.prefill_ms(demand.own_tokens, demand.shared_tokens)
+        + (1.0 - theta) * prefill_ms
         + (profile.step_overhead_ms + theta * profile.decode_floor_ms) * steps
     )
 
@@ -136,9 +148,9 @@ def answers_max(work: Sequence[Demand], fleet: Mapping[str, int], seconds: float
     """The most of these requests that the fleet (replicas by GPU) can answer within this many seconds."""
     counts = np.array(list(fleet.values()), dtype=float)
 
-    def dual(prices: Column, costs: Column) -> float:
+    def dual(prices: Column, least: Column) -> float:
         rent = float(prices @ counts) * seconds * 1e3
-        return rent + float(np.maximum(0.0, 1.0 - (costs * prices).min(axis=1)).sum())
+        return rent + float(np.maximum(0.0, 1.0 - least).sum())
 
     return min(float(len(work)), _least(work, fleet, dual))
 
@@ -149,9 +161,9 @@ def share_max(work: Sequence[Demand], fleet: Mapping[str, int], seconds: float) 
     """
     counts = np.array(list(fleet.values()), dtype=float)
 
-    def dual(prices: Column, costs: Column) -> float:
+    def dual(prices: Column, least: Column) -> float:
         rent = float(prices @ counts) * seconds * 1e3
-        needed = float((costs * prices).min(axis=1).sum())
+        needed = float(least.sum())
         return rent / needed if needed > 0.0 else inf
 
     return _least(work, fleet, dual)
@@ -166,27 +178,45 @@ def fleet_of(scenario: Scenario) -> dict[str, int]:
 
 
 def _least(work: Sequence[Demand], fleet: Mapping[str, int], dual: Callable[[Column, Column], float]) -> float:
-    """The least over all mixtures and some prices by GPU; costs by request and GPU. Every value of `dual` is a bound,
-    so the least value seen is one, too.
+    """The least over all mixtures and some prices by GPU; `dual` has each request's cost where it costs least, too.
+    Every value of it is a bound, so the least value seen is one, too.
     """
     if not work:
-        return dual(np.zeros(len(fleet)), np.ones((0, len(fleet))))
+        return dual(np.zeros(len(fleet)), np.ones(0))
     best = inf
     profiles = [PROFILES[name] for name in fleet]
+    parts = [np.array([_parts(one, profile) for one in work]).T.copy() for profile in profiles]
     for theta, alpha in _MIXTURES:
-        costs = np.array([[cost_ms(one, profile, theta, alpha) for profile in profiles] for one in work])
-        means = [mean or 1e-9 for mean in costs.mean(axis=0).tolist()]
+        costs = [_mixed(of, profile, theta, alpha) for of, profile in zip(parts, profiles, strict=True)]
+        means = [mean or 1e-9 for mean in np.array(costs).T.copy().mean(axis=0).tolist()]
         prices = 1.0 / np.array(means)
         for _ in range(_ROUNDS if len(prices) > 1 else 1):
             for gpu, mean in enumerate(means):
+                # While one price is searched, what each request costs at the others stays.
+                elsewhere = _cheapest(costs, prices, but=gpu)
 
-                def value(at: float, gpu: int = gpu, prices: Column = prices, costs: Column = costs) -> float:
+                def value(
+                    at: float,
+                    gpu: int = gpu,
+                    prices: Column = prices,
+                    costs: Column = costs[gpu],
+                    elsewhere: Column | None = elsewhere,
+                ) -> float:
                     prices[gpu] = at
-                    return dual(prices, costs)
+                    here = costs * at
+                    return dual(prices, here if elsewhere is None else np.minimum(here, elsewhere))
 
                 prices[gpu] = _searched(value, mean)
-        best = min(best, dual(prices, costs))
+        every = _cheapest(costs, prices)
+        assert every is not None
+        best = min(best, dual(prices, every))
     return best
+
+
+def _cheapest(costs: Sequence[Column], prices: Column, but: int = -1) -> Column | None:
+    """Each request's cost at the GPU where it costs least; None if there is no GPU but that one."""
+    columns = [column * prices[gpu] for gpu, column in enumerate(costs) if gpu != but]
+    return reduce(np.minimum, columns) if columns else None
 
 
 def _searched(value: Callable[[float], float], mean: float) -> float:
