@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 BUILD_S = 400.0  # on a slow disk the layers of an image take minutes
 
+_ROOT_BYTES = 2 * 1024**3  # what a root and its archive take, and more
 # Contents that a Debian root needs for Farhop to be installed on it, and those that make it a host that boots (units
 # reload by its `kill`): one root for all tests, since making one takes a minute. Documentation is left out.
 _PACKAGES = "python3,libstdc++6,ca-certificates,systemd,dbus,procps"
@@ -86,6 +87,12 @@ def container(image: str, *command: str, tmpfs: Sequence[str] = (), **options: A
         yield made
 
 
+def _in_memory() -> str | None:
+    """Where files are kept in memory, if there is room for a root and its archive; None: wherever files usually go."""
+    memory = Path("/dev/shm")
+    return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > _ROOT_BYTES else None
+
+
 def base_image(tag: str) -> None:
     """A root of Debian packages, imported as an image. MissingError where it cannot be made here."""
     if shutil.which("mmdebstrap") is None:
@@ -95,12 +102,14 @@ def base_image(tag: str) -> None:
     release = dict(
         line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line
     )  # this machine's own list: its mirror is the one within reach
-    with tempfile.TemporaryDirectory(prefix="farhop-base-") as folder:
+    with tempfile.TemporaryDirectory(prefix="farhop-base-", dir=_in_memory()) as folder:
         root = f"{folder}/root.tar"
-        options = [f"--dpkgopt=path-exclude={pattern}" for pattern in _WITHOUT]
+        # Written out file by file, as for a root that should outlive a crash, it would take twice as long.
+        options = ["--dpkgopt=force-unsafe-io", *(f"--dpkgopt=path-exclude={pattern}" for pattern in _WITHOUT)]
         made = run(
             "mmdebstrap", "--quiet", "--variant=essential", f"--include={_PACKAGES}", *options,
-            release.get("VERSION_CODENAME", "stable").strip('"'), root, timeout_s=BUILD_S, check=False,
+            release.get("VERSION_CODENAME", "stable").strip('"'), root, timeout_s=BUILD_S,
+            environment={"TMPDIR": folder}, check=False,
         )  # fmt: skip
         if made.returncode:
             raise MissingError(f"mmdebstrap could not make a root: {made.stderr[-300:]}")
