@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import uvloop
@@ -23,11 +23,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-from farhop_lab.bench.proxies import ENVOY
 from farhop_lab.sim import huge_pages
-from farhop_lab.world.client import Result, answer
 from farhop_lab.world.fork_server import run_queue_s
-from farhop_lab.world.world import World, WorldSettings
+
+if TYPE_CHECKING:  # a second of imports, which most single tests, and what distributes all tests, can do without
+    from farhop_lab.world.client import Result
+    from farhop_lab.world.world import WorldSettings
 
 T = TypeVar("T")
 _NAP_S = 0.005
@@ -72,6 +73,8 @@ class RunningWorld:
     """A world on an event loop in a thread, so that plain tests (and the OpenAI SDK) can use it."""
 
     def __init__(self, settings: WorldSettings, folder: Path) -> None:
+        from farhop_lab.world.world import World
+
         self.world = World(settings, folder)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -98,6 +101,8 @@ class RunningWorld:
 
     def ask(self, region: str, tenant: str, text: str, **options: Any) -> Result:
         """One chat request, streamed; redirects are followed inside this world."""
+        from farhop_lab.world.client import answer
+
         body = {
             "model": self.world.settings.model,
             "messages": [{"role": "user", "content": text}],
@@ -161,6 +166,8 @@ def _docker_answers() -> bool:
 
 def _missing() -> dict[str, str]:
     """Of what markers ask for, what is not there, and why a test is skipped for it."""
+    from farhop_lab.bench.proxies import ENVOY
+
     missing: dict[str, str] = {}
     if not _docker_answers():
         missing["docker"] = "no Docker engine answers `docker info`"
@@ -284,6 +291,8 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             only.touch()
             assert only.read_text() in ("", worker), f"a second world: {only.read_text()} has one, too (see ASKS)"
             only.write_text(worker)
+        from farhop_lab.world.world import WorldSettings
+
         made = RunningWorld(WorldSettings(speedup=20.0), tmp_path_factory.mktemp("world"))
         try:
             made.call(made.world.start())
