@@ -84,9 +84,9 @@ def test_completions(client: openai.OpenAI) -> None:
     assert "".join(pieces) == answer.choices[0].text
 
 
-def test_answer_headers_name_region_and_decision(client: openai.OpenAI) -> None:
+def test_answer_headers_name_region_and_decision(client: openai.OpenAI, running: RunningWorld) -> None:
     raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=_messages("Where?"), max_tokens=4)
-    assert raw.headers["x-farhop-region"] == "virginia"
+    assert raw.headers["x-farhop-region"] in running.world.regions  # which one depends on what was measured here
     assert len(raw.headers["x-farhop-decision"]) == 16
     assert "global;dur=" in raw.headers["server-timing"]
     assert not [name for name in raw.headers if name in ("x-farhop-hop", "x-farhop-outcome")]
