@@ -73,7 +73,7 @@ def catalogue() -> tuple[Outcome, ...]:
 
 
 SERVED = _declare(Source.ENGINE, "served")
-ENGINE_ERROR = _declare(Source.ENGINE, "engine_error")  # an engine's own error: relayed, never retried (but NOT_NOW)
+ENGINE_ERROR = _declare(Source.ENGINE, "engine_error")  # an engine's own error: relayed, never retried (but DECLINED)
 # What an engine's answer says of the engine itself (farhop.relay.upstream.engine_faults): relayed, never retried, and
 # heeded.
 ENGINE_OUT_OF_MEMORY = _declare(Source.ENGINE, "engine_out_of_memory")
@@ -175,8 +175,8 @@ ENGINE_REDIRECTS = _declare(Source.TRANSPORT, "engine_redirects", retryable=True
 # model or stops (503), or for its load alone (429). If no other takes the request, its own words are the answer.
 ENGINE_UNAVAILABLE = _declare(Source.TRANSPORT, "engine_unavailable", retryable=True)
 ENGINE_BUSY = _declare(Source.TRANSPORT, "engine_busy", retryable=True)
-NOT_NOW_STATUSES = {429: ENGINE_BUSY, 503: ENGINE_UNAVAILABLE}
-NOT_NOW = frozenset(NOT_NOW_STATUSES.values())
+DECLINED_BY_STATUS = {429: ENGINE_BUSY, 503: ENGINE_UNAVAILABLE}
+DECLINED = frozenset(DECLINED_BY_STATUS.values())
 # Of a request that two replicas share: the first failed, or did not say where its KV cache is.
 PREFILL_FAILED = _declare(Source.TRANSPORT, "prefill_failed", retryable=True)
 BAD_FRAMING = _declare(Source.TRANSPORT, "upstream_bad_framing")

@@ -1,5 +1,5 @@
 """Whether a failed attempt may be retried elsewhere: never after an engine's own answer (but that it takes nothing now,
-outcome.NOT_NOW), once for free, then within a budget.
+outcome.DECLINED), once for free, then within a budget.
 
 Invariants: a budgeted retry starts only while those in flight, itself included, stay within 3 + 20 % of the requests
 active; counts are never negative; no request makes more than ATTEMPTS_MAX attempts. Deciding changes nothing.

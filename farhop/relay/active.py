@@ -83,7 +83,7 @@ class RequestOwner(Protocol):
         """The listener shuts down, and its drain time is over."""
 
 
-class EnginesWords(NamedTuple):
+class DeclinedAnswer(NamedTuple):
     """An engine's whole answer that it takes no request now: `head` are its header lines."""
 
     status: int
@@ -121,7 +121,7 @@ class ActiveRequest(msgspec.Struct, eq=False):
     streams: bool = False  # whether that is a stream of events, which can end with an error event
     usage: Usage | None = None
     needs_fresh: bool = False  # a kept connection was closed under it: the next attempt is not to meet another such
-    not_now: EnginesWords | None = None  # the last engine's that took no request: the answer, if no other takes it
+    declined: DeclinedAnswer | None = None  # the last engine's that took no request: the answer, if no other takes it
     version: bytes = b""  # of the model, as the tier below reported with its answer
 
     # -- exchange.ExchangeCallbacks

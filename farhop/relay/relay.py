@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 AttemptMaker: TypeAlias = "Callable[[Relay, ActiveRequest, int, float], AttemptRun]"
 _last_activity_at = attrgetter("last_activity_at")
-_FOR_LACK_OF_ANOTHER = outcome.NOT_NOW | {outcome.NO_REGION}
+_ENDS_WITH_DECLINED = outcome.DECLINED | {outcome.NO_REGION}
 _ALWAYS = b"accept-encoding: identity\r\nvia: 1.1 farhop\r\n"  # RFC 9110 §7.6.3: an intermediary adds itself
 
 
@@ -438,12 +438,12 @@ class Relay:
                 if ends_with_event
                 else None
             )
-        elif (words := active.not_now) is not None and command.outcome in _FOR_LACK_OF_ANOTHER:
+        elif (answer := active.declined) is not None and command.outcome in _ENDS_WITH_DECLINED:
             # The tier above, too, is to know it for the engine's.
-            active.status = words.status
-            active.exchange.begin(words.status, words.head + extra, len(words.body), words.body)
+            active.status = answer.status
+            active.exchange.begin(answer.status, answer.head + extra, len(answer.body), answer.body)
             active.exchange.finish()
-            self._conclude(active, outcome.of_answer(words.status))
+            self._conclude(active, outcome.of_answer(answer.status))
             return
         else:
             reply = answers.refusal(

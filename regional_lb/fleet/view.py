@@ -44,9 +44,9 @@ class Sample(msgspec.Struct, frozen=True):
     # How many of `waiting` do queue; None: all. 0 if one waits and none did at the scrape before: that one came since
     # the engine's last step, and will be in the next.
     queued: int | None = None
-    since: float | None = None  # since when scrapes say the same; None: this one is the first to
     started_at: float | None = None  # when its process began, in the engine's own seconds
     slots: int | None = None  # how many requests it runs at once
+    since: float | None = None  # since when scrapes say the same; None: this one is the first to
 
     def restarted(self, before: Sample) -> bool:
         """Whether this is another process than the earlier sample's: it started later, or its counters ran

@@ -84,7 +84,7 @@ _GAVE_UP = {
         "the engines of this model here answer with redirects, which are not followed: their operator must set the "
         "`url` that answers itself"
     ),
-    **dict.fromkeys(outcome.NOT_NOW, "no engine of this model here takes a request now"),
+    **dict.fromkeys(outcome.DECLINED, "no engine of this model here takes a request now"),
     outcome.WHOLE_ANSWER_TIMEOUT: (
         "no answer within this region's limit for one in one piece: ask for a stream, or less"
     ),
@@ -92,7 +92,7 @@ _GAVE_UP = {
 
 
 # An engine lacks a path for good; one that takes nothing now said so a moment ago.
-_ASKED_ONCE = frozenset((outcome.PATH_UNSUPPORTED, *outcome.NOT_NOW))
+_ASKED_ONCE = frozenset((outcome.PATH_UNSUPPORTED, *outcome.DECLINED))
 
 
 def _while_answering(reason: Outcome) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from farhop.balance import machine, outcome
 from farhop.balance.health.inquiry import QUIET_S, Inquiry, stall_s
 from farhop.relay import answers
-from farhop.relay.active import EnginesWords
+from farhop.relay.active import DeclinedAnswer
 from farhop.relay.formats import paths
 from farhop.relay.formats.openai import without_salt
 from farhop.relay.formats.transcript import Transcript
@@ -186,7 +186,7 @@ class AttemptRun:
             self._refusal = reason, None
         elif answer.status in engine_faults.FAULT_STATUSES and not self.owner.upstream_is_tier:
             self._tap = FaultTap()
-        elif answer.status in outcome.NOT_NOW_STATUSES:
+        elif answer.status in outcome.DECLINED_BY_STATUS:
             self._tap = RefusalTap(None, None)
         elif content_type.startswith(b"text/event-stream"):
             self._tap, self.streams = StreamTap(self.active.hide_usage, self._transcript, self.active.geo), True
@@ -257,9 +257,9 @@ class AttemptRun:
         elif self.streams and ERROR in rest:
             rest = engine_faults.without_traces(rest)
         if not self.began:
-            if self._status in outcome.NOT_NOW_STATUSES and (self._tap is None or self._tap.fault is None):
-                self.active.not_now = EnginesWords(self._status, self._onward, rest)
-                self.owner.refused(self, outcome.NOT_NOW_STATUSES[self._status], None)
+            if self._status in outcome.DECLINED_BY_STATUS and (self._tap is None or self._tap.fault is None):
+                self.active.declined = DeclinedAnswer(self._status, self._onward, rest)
+                self.owner.refused(self, outcome.DECLINED_BY_STATUS[self._status], None)
                 return
             self._length, self.last_activity_at = len(rest), self.owner.clock()
             self._begin(rest)
