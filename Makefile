@@ -59,7 +59,7 @@ engine-pages: $(STAMP)
 # Then the tests of properties, with all the examples that they name: not beside them, as hold timers and health checks of
 # others' programs are late where everything computes.
 test-system: $(TESTS_STAMP)
-	@$(BIN)/pytest -o faulthandler_timeout=600 -m '$(SYSTEM)'; ended=$$?; \
+	@$(BIN)/pytest -o faulthandler_timeout=600 --durations=12 -m '$(SYSTEM)'; ended=$$?; \
 	  if [ $$ended = 5 ]; then echo 'No test needs $(SYSTEM): nothing to do.'; \
   elif [ $$ended != 0 ]; then exit $$ended; fi
 	$(BIN)/pytest -n $(WORKERS) -m 'hypothesis and not ($(APART))'
