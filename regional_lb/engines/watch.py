@@ -124,7 +124,7 @@ class Watcher:
             config, tasks=self._tasks, pages=self._pages, pause=self._pause, refused=refused, clock=clock
         )
         self._observed: dict[str, _Observed] = {}  # by name
-        self._at: dict[Address, _Observed] = {}
+        self._at: dict[Address, list[_Observed]] = {}  # mostly one
         self._sweeping: asyncio.Task[None] | None = None
         self._swapping: asyncio.Task[None] | None = None
 
@@ -153,12 +153,14 @@ class Watcher:
             now = watched.get(name)
             if now is not one.config and now != one.config:  # the first spares thousands of comparisons, field by field
                 del self._observed[name]
-                if self._at.get(one.config.address) is one:
+                self._at[one.config.address].remove(one)
+                if not self._at[one.config.address]:
                     del self._at[one.config.address]
                 one.let_go()
         for name, config in watched.items():
             if name not in self._observed:
-                one = self._observed[name] = self._at[config.address] = _Observed(config)
+                one = self._observed[name] = _Observed(config)
+                self._at.setdefault(config.address, []).append(one)
                 looks = {"probe": self._probe, "scrape": self._scrape, "models of": self._ask_models}
                 if config.probe.generate_s:
                     looks["tokens of"] = self._generate
@@ -243,14 +245,13 @@ class Watcher:
 
     def _closed(self, address: Address, rested_s: float) -> None:
         """The other side closed a connection: the process may have ended, and another may take its place at once."""
-        one = self._at.get(address)
-        if one is None:
-            return
-        one.restart_suspected.set()
-        before_s, one.closed_after_s = one.closed_after_s, rested_s
-        # One that always closes after the same time keeps connections for no longer.
-        if rested_s < _CLOSES_SOON_S and abs(rested_s - before_s) > 0.1 * (1.0 + rested_s) and self._models_ruled():
-            self._hold_back(one)
+        for one in tuple(self._at.get(address, ())):
+            one.restart_suspected.set()
+            before_s, one.closed_after_s = one.closed_after_s, rested_s
+            # One that always closes after the same time keeps connections for no longer.
+            alike = abs(rested_s - before_s) <= 0.1 * (1.0 + rested_s)
+            if rested_s < _CLOSES_SOON_S and not alike and self._models_ruled():
+                self._hold_back(one)
 
     def _replaced(self, one: _Observed) -> None:
         """Another process has taken the place."""

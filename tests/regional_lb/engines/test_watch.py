@@ -684,6 +684,23 @@ async def test_a_replica_that_is_still_picked_after_a_failed_probe_is_held_back_
             assert found.ready == [False]
 
 
+async def test_replicas_at_one_address_are_all_held_back_when_its_process_may_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two names for one server, as one that runs several models."""
+    async with engine([listing("m")]) as url, watching(monkeypatch, {"one": url, "two": url}, probe_s=5.0) as found:
+        await until(lambda: all(one.ready for one in found.watcher._observed.values()))
+        found.probes.clear()
+        found.ready.clear()
+        found.watcher._closed(found.watcher._observed["one"].config.address, 0.0)
+        assert (found.probes, found.ready) == ([("one", True), ("two", True)], [False, False])
+        found.watcher.announce([found.watcher._observed["one"].config])
+        await until(lambda: "two" not in found.watcher._observed and found.ready[-1])
+        found.ready.clear()
+        found.watcher._closed(found.watcher._observed["one"].config.address, 1.0)
+        assert found.ready == [False]
+
+
 async def test_an_engine_that_closes_its_connections_after_a_fixed_time_is_held_back_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
