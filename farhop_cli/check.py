@@ -22,7 +22,7 @@ from topology.model import Tenant, Topology
 from topology.problems import Problem, TopologyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from entry_anycast.app.config import AnycastConfig
     from entry_dns.app.config import DnsConfig
@@ -349,6 +349,8 @@ def _notes(files: list[Checked]) -> list[str]:
     for one in files:
         if one.above is not None and one.topology is not None:
             notes += _unknown_names(one.path, one.above, one.topology, policies)
+        if one.below is not None and one.topology is not None:
+            notes += _nearly_named(one.path, one.below, [one.topology, *policies])
     world = next((one.topology for one in files if one.topology is not None), None)
     if world is None or len(served) < 2 or any(one.problems for one in files):
         return notes
@@ -382,6 +384,19 @@ def _unknown_names(path: Path, config: GlobalConfig, world: Topology, policies: 
                 f"{path}: routes[{n}].tenant: the law knows no tenant {route.tenant}; correct it, or leave it out"
             )
     return notes
+
+
+def _nearly_named(path: Path, config: RegionalConfig, laws: Sequence[Topology | Policy]) -> list[str]:
+    """Rules of models that bind none here, since what is served differs from them in upper and lower case alone."""
+    ruled = {model for law in laws for rules in (law, *law.tenants.values()) for model in rules.models}
+    served = {model for replica in config.replicas for model in replica.served}
+    return [
+        f"{path}: replicas serve {model}, and the law has a rule for {rule}, which does not bind it: names are the "
+        "same only letter by letter; write it as the engine lists it"
+        for rule in sorted(ruled - served)
+        for model in sorted(served)
+        if model.casefold() == rule.casefold()
+    ]
 
 
 def _path(name: str) -> Path:

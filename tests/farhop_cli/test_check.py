@@ -244,6 +244,23 @@ def test_an_unknown_name_is_a_note(cli, fleet):
     assert "region_hosts: rome is no region of two" in output
 
 
+@pytest.mark.parametrize("everybody", [True, False])
+@pytest.mark.parametrize(("rule", "is_noted"), [("Tiny-7B", True), ("tiny-7b", False), ("other", False)])
+def test_a_rule_that_misses_a_served_model_by_its_case_alone_is_a_note(cli, fleet, rule, is_noted, everybody):
+    rules = {"models": {rule: {"deny": ["fr"]}}}
+    tenant = {"name": "acme", "residency": {"processing": {"allow": ["world"]}}, **({} if everybody else rules)}
+    result = cli.run(
+        "check",
+        *fleet(
+            law={"tenants": [tenant], **(rules if everybody else {})},
+            below={"replicas": [{"url": "http://127.0.0.1:6", "models": ["tiny-7b"]}]},
+        ),
+    )
+    assert result.exit_code == 0, result.stderr
+    noted = f"replicas serve tiny-7b, and the law has a rule for {rule}, which does not bind it"
+    assert (noted in " ".join(result.stdout.split())) == is_noted
+
+
 DNS = """
 region: frankfurt
 instance: dns-1
