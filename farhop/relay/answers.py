@@ -95,6 +95,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.PATH_UNSUPPORTED: (501, "invalid_request_error"),
     outcome.TOO_LONG: (400, "invalid_request_error"),
     outcome.MODEL_NOT_HERE: (404, "invalid_request_error"),
+    outcome.MODEL_NOT_SERVED: (404, "invalid_request_error"),
     outcome.REFUSED_BY_OPERATOR: (503, "overloaded_error"),
     outcome.FOREIGN_FULL: (503, "overloaded_error"),
     outcome.BROKEN_PROMISE: (503, "overloaded_error"),

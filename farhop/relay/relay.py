@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 AttemptMaker: TypeAlias = "Callable[[Relay, ActiveRequest, int, float], AttemptRun]"
 _last_activity_at = attrgetter("last_activity_at")
-_ENDS_WITH_DECLINED = outcome.DECLINED | {outcome.NO_REGION}
+_ENDS_WITH_DECLINED = outcome.DECLINED | {outcome.NO_REGION, outcome.MODEL_NOT_SERVED}
 _ALWAYS = b"accept-encoding: identity\r\nvia: 1.1 farhop\r\n"  # RFC 9110 §7.6.3: an intermediary adds itself
 
 
@@ -438,7 +438,11 @@ class Relay:
                 if ends_with_event
                 else None
             )
-        elif (answer := active.declined) is not None and command.outcome in _ENDS_WITH_DECLINED:
+        elif (
+            (answer := active.declined) is not None
+            and command.outcome in _ENDS_WITH_DECLINED
+            and (answer.status != 404 or command.outcome is outcome.MODEL_NOT_SERVED)  # else others do serve it
+        ):
             # The tier above, too, is to know it for the engine's.
             active.status = answer.status
             active.exchange.begin(answer.status, answer.head + extra, len(answer.body), answer.body)

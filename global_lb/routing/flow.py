@@ -63,8 +63,8 @@ LOOK_HELD_S = (
 )
 _ENDED_TWO_DETAIL = "this request was under way at two balancers when they ended; it is not sent to a third for a while"
 _NO_PATH_DETAIL = (
-    "no engine of this model has this path: ask for a chat on /v1/chat/completions; embeddings, scores and rankings "
-    "take a model that is served for them"
+    "no engine of this model has this path: ask for a chat on /v1/chat/completions, with a model that generates; "
+    "embeddings, scores and rankings take a model that is served for them"
 )
 _NO_PATH = outcome.PATH_UNSUPPORTED
 _TOO_LONG_DETAIL = "no engine of this model that the request may go to can hold so long a one"
@@ -876,6 +876,8 @@ class GlobalFlow:
             return self._answer(state, outcome.PATH_UNSUPPORTED, _NO_PATH_DETAIL)
         if state.all_say(outcome.TOO_LONG):
             return self._answer(state, outcome.TOO_LONG, _TOO_LONG_DETAIL)
+        if state.all_say(outcome.MODEL_NOT_SERVED):
+            return self._answer(state, outcome.MODEL_NOT_SERVED, state.summary())
         return self._answer(
             state, outcome.NO_REGION, state.summary(), self.regions.opens_in_s(lawful, state.waits_ms, now)
         )

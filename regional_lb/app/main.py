@@ -231,6 +231,7 @@ class RegionalBalancer:
             warn=self._warn,
             watched=self._listen_to_kv_events,
         )
+        self.flow.models_doubted = self.watcher.models_doubted
         self.kv_listener: KvListener | None = None
 
     def _follow_store(self, rng: Random, store: Store | None) -> None:

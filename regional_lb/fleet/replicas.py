@@ -376,6 +376,8 @@ class Replicas:
                 self._forget(name)  # connection refused: the process that comes back has an empty cache
         elif outcome.blames_target(reason):
             self.answered(name, 500, now, sent_at, tenant)
+        elif reason in outcome.REFUSALS_OF_THE_WELL:
+            self.answered(name, 400, now, sent_at, tenant)
 
     def _forget(self, name: str) -> None:
         """The replica is, or will be, another process: forget what was known about the cache and adapters of the last

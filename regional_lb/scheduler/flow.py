@@ -84,6 +84,7 @@ _GAVE_UP = {
         "the engines of this model here answer with redirects, which are not followed: their operator must set the "
         "`url` that answers itself"
     ),
+    outcome.MODEL_NOT_SERVED: "no engine here serves this model any more",
     **dict.fromkeys(outcome.DECLINED, "no engine of this model here takes a request now"),
     outcome.WHOLE_ANSWER_TIMEOUT: (
         "no answer within this region's limit for one in one piece: ask for a stream, or less"
@@ -91,8 +92,8 @@ _GAVE_UP = {
 }
 
 
-# An engine lacks a path for good; one that takes nothing now said so a moment ago.
-_ASKED_ONCE = frozenset((outcome.PATH_UNSUPPORTED, *outcome.DECLINED))
+# An engine lacks a path for good; what lacks the model, or takes nothing now, said so a moment ago.
+_ASKED_ONCE = frozenset((outcome.PATH_UNSUPPORTED, outcome.MODEL_NOT_SERVED, *outcome.DECLINED))
 
 
 def _while_answering(reason: Outcome) -> str:
@@ -151,6 +152,8 @@ class RegionalFlow:
         self.accepted_bytes = AcceptedBytes()
         self.news = 0  # a count of events that changed something: engines at rest report the same again and again
         self.wake: Callable[[], None] | None = None  # set by what waits for news: to be called at least once
+        # Set by what asks replicas which models they serve: to be called with one that was wrongly known to serve one.
+        self.models_doubted: Callable[[str], None] = lambda _replica: None
         self._suspects, self.overdue_requests = Suspects(), OverdueRequests()
         self.refusals = Refusals()
         self.requests: dict[str, RequestState] = {}
@@ -358,6 +361,8 @@ class RegionalFlow:
         else:
             self.replicas.failed(failed, event.outcome, now, sent_at, state.request.tenant)
             self.replicas.lingers(held, sent_at, now, event.outcome)
+            if event.outcome is outcome.MODEL_NOT_SERVED:
+                self.models_doubted(failed)
         self._broke_off(state, event.outcome, now)
         if state.started and isinstance(event, machine.AttemptFailed) and event.resumable:
             return [*self._resume(state, failed, event, now), *self._fill(failed, now)]
@@ -1016,7 +1021,7 @@ class RegionalFlow:
                 return instead
         if reason.source is Source.LAW:
             return machine.Answer(state.request.id, reason, detail)
-        if reason in (outcome.NO_REPLICA, outcome.PATH_UNSUPPORTED, outcome.TOO_LONG):
+        if reason in (outcome.NO_REPLICA, outcome.PATH_UNSUPPORTED, outcome.MODEL_NOT_SERVED, outcome.TOO_LONG):
             return machine.Answer(  # it is unknown for how long, if it ends at all
                 state.request.id, reason, detail, RETRY_AFTER_S if reason is outcome.NO_REPLICA else None
             )
