@@ -109,6 +109,11 @@ class _Read:
         """Whether the scenario plays the file that was read."""
         return self.work["kind"] != "log"
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether sessions are played, each turn after the answer before it."""
+        return self.work["kind"] == "sessions" or self.work.get("loop") == "closed"
+
 
 def _read(options: Options, trace: Path) -> _Read:
     fields = _fields(options.fields)
@@ -185,7 +190,9 @@ def _notes(read: _Read) -> list[str]:
     notes, rows = [], read.rows
     room = max(PROFILES[name].context_tokens for name in GPUS)
     if cut := sum(row.input_tokens + row.output_tokens > room for row in rows):
-        notes.append(f"{cut} of {len(rows)} requests are longer than {room} tokens, and are cut to that")
+        ends = "a session ends before such a one; only its first, and what is of no session, is cut to that"
+        then = ends if read.is_closed else "they are cut to that"
+        notes.append(f"{cut} of {len(rows)} requests are longer than {room} tokens: {then}")
     if empty := sum(not (row.input_tokens and row.output_tokens) for row in rows):
         notes.append(f"{empty} of {len(rows)} requests have a prompt or an answer of 0 tokens, which counts as 1")
     named = sum(bool(row.region) for row in rows)
