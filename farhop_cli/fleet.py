@@ -326,9 +326,9 @@ def _given(urls: Iterable[str]) -> tuple[Balancer, ...]:
 
 
 def _topology(name: str) -> Topology:
-    from topology import load as worlds
+    from topology import load as topologies
 
-    return worlds.load(Path(name) if name.endswith((".yaml", ".yml")) else worlds.shipped(name))
+    return topologies.load(Path(name) if name.endswith((".yaml", ".yml")) else topologies.shipped(name))
 
 
 def _configured(path: Path, admins: Sequence[str]) -> Fleet:
@@ -339,7 +339,7 @@ def _configured(path: Path, admins: Sequence[str]) -> Fleet:
 
     try:
         config = load(GlobalConfig, path, absent=[])  # an operator has none of a balancer's secrets
-        topology = stores.world(config)
+        topology = stores.topology_of(config)
         hubs = stores.hubs(config, topology)
     except (ConfigError, TopologyError) as error:
         fail(f"--config: {first_of(error)}; it must be a global balancer's configuration")
@@ -479,11 +479,11 @@ async def _asked(fleet: Fleet) -> Fleet:
 
 async def _topology_of(http: admin.AdminClient, one: Balancer) -> Topology | None:
     from farhop_cli import admin
-    from topology import load as worlds
+    from topology import load as topologies
 
     try:
         document = await admin.get(http, one.at, "/topology")
-        return worlds.of(document, one.url) if document is not None else None
+        return topologies.of(document, one.url) if document is not None else None
     except (AdminError, TopologyError):
         return None  # the caller reports one that does not answer
 

@@ -175,13 +175,15 @@ async def _all(store: Store) -> list[IssuedKey]:
     return sorted(found, key=lambda one: (one.tenant, one.at, one.id))
 
 
-def _lawful(one: IssuedKey, world: Topology | None) -> None:
+def _lawful(one: IssuedKey, topology: Topology | None) -> None:
     """End the command for a key that would never admit a request."""
-    if world is None:
+    if topology is None:
         return
-    if one.tenant not in world.tenants:
-        fail(f"TENANT: {quoted(one.tenant)} is no tenant of the law; there is {', '.join(sorted(world.tenants)[:16])}")
-    law = Law(world)
+    if one.tenant not in topology.tenants:
+        fail(
+            f"TENANT: {quoted(one.tenant)} is no tenant of the law; there is {', '.join(sorted(topology.tenants)[:16])}"
+        )
+    law = Law(topology)
     for place in one.within:
         if law.within(place) is None:
             fail(f"--within: {quoted(place)} is no place here; there is {', '.join(law.residencies()[:16])}")

@@ -22,7 +22,7 @@ from farhop_cli.exits import fail, warn
 from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.sim.sites import MODEL
 from farhop_lab.workloads import load, own_logs
-from topology import load as worlds
+from topology import load as topologies
 from topology.problems import TopologyError, did_you_mean
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _fields(given: Sequence[str]) -> dict[str, str]:
 
 def _topology(options: Options) -> Topology:
     try:
-        return worlds.load(options.topology if _is_file(options) else worlds.shipped(options.topology))
+        return topologies.load(options.topology if _is_file(options) else topologies.shipped(options.topology))
     except TopologyError as error:
         fail(f"--topology: {error.source}: {error.problems[0]}")
 

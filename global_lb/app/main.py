@@ -565,6 +565,6 @@ def run(path: Path) -> None:
     def make() -> GlobalBalancer:
         config = load(GlobalConfig, path)
         logs.configure("global", config.region, config.instance, config.log_level)
-        return GlobalBalancer(config, stores.world(config), Random(), path=path)
+        return GlobalBalancer(config, stores.topology_of(config), Random(), path=path)
 
     run_process("global", make)

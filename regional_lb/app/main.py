@@ -462,6 +462,6 @@ def run(path: Path, *, picks: bool = False) -> None:
                 str(path), ["picker: is not given; say where gateways come, such as picker: {port: 9003}"]
             )
         logs.configure("regional", config.region, config.instance, config.log_level)
-        return RegionalBalancer(config, stores.world(config), Random(), path=path)
+        return RegionalBalancer(config, stores.topology_of(config), Random(), path=path)
 
     run_process("regional", make)

@@ -299,9 +299,9 @@ class KeyAuthenticator:
         why = verdict.why_not(self._region)
         if why is None:
             return None
-        world = law.topology
-        nearest = sorted(verdict.lawful, key=lambda name: (world.rtt_ms(self._region, name), name))
-        entry = next((url for name in nearest for url in world.regions[name].entry), None)
+        topology = law.topology
+        nearest = sorted(verdict.lawful, key=lambda name: (topology.rtt_ms(self._region, name), name))
+        entry = next((url for name in nearest for url in topology.regions[name].entry), None)
         if entry is None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, _UNREADABLE + why)
         return answers.redirect(entry.rstrip("/") + target.decode("latin-1"), outcome.ENTRY_FORBIDDEN)

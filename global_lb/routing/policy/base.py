@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from global_lb.fleet.table import Column, Field, Scored
 
-TIE_MS = 1.0  # below what a wire time is known to
+TIE_MS = 1.0  # no round-trip time is known more exactly
 
 
 class Policy(ABC):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from global_lb.fleet.table import Column, Field, Scored
 
-_FAR_MS = 1e6  # above every wire time
+_FAR_MS = 1e6  # above every round-trip time
 
 
 class Nearest(Policy):
@@ -71,7 +71,7 @@ class Failover(Policy):
         self._places = ByRegion({name: float(place) for place, name in enumerate(regions)}, float(len(regions)))
 
     def score(self, field: Field) -> Column:
-        """Its place in the list; beyond its end a fraction by wire time."""
+        """Its place in the list; beyond its end a fraction by round-trip time."""
         places = self._places.column(field.names)
         score: Column = places + (places >= self._listed) * (field.rtt_ms / _FAR_MS)
         return score

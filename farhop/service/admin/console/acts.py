@@ -346,10 +346,10 @@ def _confirmed(act: Act) -> None:
         raise ActError("revision: give the revision that the dry run showed")
 
 
-def _over(document: bytes, world: Topology) -> Topology | None:
+def _over(document: bytes, topology: Topology) -> Topology | None:
     """The map under this law; None if the law does not fit the map."""
     try:
-        return policy.read(document, world, "etcd").over(world)
+        return policy.read(document, topology, "etcd").over(topology)
     except TopologyError:
         return None
 
