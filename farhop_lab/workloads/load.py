@@ -20,6 +20,7 @@ from datetime import datetime
 from itertools import accumulate, chain, islice, pairwise
 from math import isfinite
 from pathlib import Path
+from statistics import median_low
 from typing import IO, Any, TypeVar
 
 import msgspec
@@ -154,13 +155,32 @@ def _from_first(path: Path, rows: list[_Timed]) -> list[_Timed]:
 
 
 def log(path: Path) -> list[LogRow]:
-    """A log's JSON lines, each a LogRow. Times count from the earliest. Raises TraceError."""
+    """A log's JSON lines, each a LogRow. Times count from the earliest. A block has one length wherever it stands, the
+    median. Raises TraceError.
+    """
     rows: list[LogRow] = []
     for number, row in _objects(path, LogRow):
         _check_tokens(path, number, row.input_tokens, row.output_tokens, *(tokens for _, tokens in row.blocks))
         _check_moment(path, number, row.at_s, *(() if row.pause_s is None else (row.pause_s,)))
         rows.append(row)
-    return _from_first(path, rows)
+    return _from_first(path, _alike(rows))
+
+
+def _alike(rows: list[LogRow]) -> list[LogRow]:
+    """Each block of one length: a recording estimates it anew from each prompt's tokens and bytes, and texts that begin
+    alike would part where it differs. The median, since a prompt in another script may be far off.
+    """
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        for name, tokens in row.blocks:
+            found.setdefault(name, []).append(tokens)
+    lengths = {name: median_low(tokens) for name, tokens in found.items()}
+    return [
+        msgspec.structs.replace(row, blocks=tuple((name, lengths[name]) for name, _ in row.blocks))
+        if row.blocks
+        else row
+        for row in rows
+    ]
 
 
 def published(path: Path) -> tuple[str, list[LogRow]] | None:

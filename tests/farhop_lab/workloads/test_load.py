@@ -104,6 +104,20 @@ SESSIONS = (
 )
 
 
+def test_a_block_has_one_length_wherever_it_stands(tmp_path: Path) -> None:
+    """A recording knows the tokens of whole prompts only, and these have more bytes a token or fewer: with the lengths
+    of each prompt's own, two that begin alike for 4 blocks would be played as sharing one.
+    """
+    lengths = [(66, 67, 66), (71, 71, 72), (66, 66, 67), (9, 9)]
+    lines = [
+        {"at_s": n, "input_tokens": 300, "output_tokens": 5, "blocks": list(zip("abc", tokens, strict=False))}
+        for n, tokens in enumerate(lengths)
+    ]
+    rows = load.log(write(tmp_path / "log", "".join(json.dumps(line) + "\n" for line in lines)))
+    whole = (("a", 66), ("b", 66), ("c", 67))
+    assert [row.blocks for row in rows] == [whole, whole, whole, whole[:2]]
+
+
 SPELLINGS = {
     "a byte order mark": lambda text: b"\xef\xbb\xbf" + text,
     "empty lines": lambda text: b"\n" + text.replace(b"\n", b"\n \n\n"),
