@@ -155,8 +155,8 @@ class GlobalTier(InstrumentedTier):
         head, extra = active.exchange.head, b""
         if EXPLAIN in head.known:
             extra = receipt(head, active.request, context.caller, active.reasons, self._flow.law.topology)
-        if context.reserved is not None:
-            extra += context.reserved.headers()
+        if context.charge is not None:
+            extra += context.charge.headers()
         given = context.given
         if given is not None:
             if forward is None and given.region:

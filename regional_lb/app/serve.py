@@ -141,8 +141,8 @@ class RegionalTier(InstrumentedTier):
             replica += b"x-farhop-version: " + pick.version.encode() + b"\r\n"
         context: RequestContext = active.context
         decision = context.decision_id.encode()
-        if context.reserved is not None:
-            replica += context.reserved.headers()
+        if context.charge is not None:
+            replica += context.charge.headers()
         if active.request.alias:
             replica += b"x-farhop-model: " + active.request.model.encode() + b"\r\n"
         return b"x-farhop-region: " + self._region + b"\r\nx-farhop-decision: " + decision + b"\r\n" + replica
