@@ -188,7 +188,7 @@ class DecisionReasons:
             a.EPOCH: decision.verdict.epoch,
             a.POLICY: decision.route.policy.name,
             a.LAWFUL: sorted(decision.verdict.lawful),
-            a.REASONS: [*decision.notes, *(f"{s.region} {s.score:.4g} {unit}" for s in decision.field[:16])],
+            a.REASONS: [*decision.notes, *(f"{s.region} {s.score:.4g} {unit}" for s in decision.ranked[:16])],
         }
         if decision.chosen is not None:
             chosen = decision.chosen
@@ -239,7 +239,7 @@ class DecisionReasons:
                     "bias_ms": s.bias_ms,
                     "usd": s.usd,
                 }
-                for s in decision.field
+                for s in decision.ranked
             ],
             "not_serving": dict(decision.absent),
             "unlawful": dict(decision.verdict.excluded),
