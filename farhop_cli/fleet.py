@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from farhop.service.config.endpoints import ListenTls
-    from farhop.store.contract import Entry, Store
+    from farhop.store.contract import KeyValue, Store
     from farhop.store.documents.announce import AnnounceReport
     from farhop_cli import admin
     from farhop_cli.context_document import AdminPorts, Context
@@ -419,7 +419,7 @@ async def _listed(fleet: Fleet) -> tuple[list[Balancer], tuple[AnnounceReport, .
     return found, announcing, tuple(f"etcd: hub {hub}: {why}" for hub, why in unanswered.items())
 
 
-def _global(stands: Entry) -> Balancer | None:
+def _global(stands: KeyValue) -> Balancer | None:
     from farhop.store.documents import entry as entry_documents
 
     place = parse_instance_key(ENTRY_PREFIX, stands.key)
@@ -432,7 +432,7 @@ def _global(stands: Entry) -> Balancer | None:
     return _balancer("global", *place, report.admin_address, report.admin_tls)
 
 
-def _regional(stands: Entry) -> Balancer | None:
+def _regional(stands: KeyValue) -> Balancer | None:
     from farhop.store.documents import report as report_documents
 
     place = parse_report_key(stands.key)

@@ -28,7 +28,7 @@ from topology.problems import quoted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farhop.store.contract import Entry, Store
+    from farhop.store.contract import KeyValue, Store
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import FleetOptions
     from topology.model import Topology
@@ -134,7 +134,7 @@ def listed(tenant: str, fleet_options: FleetOptions) -> int:
     return setting.with_store(fleet_options.fleet(), work)
 
 
-async def _issued(store: Store, id_: str) -> tuple[Entry, IssuedKey]:
+async def _issued(store: Store, id_: str) -> tuple[KeyValue, IssuedKey]:
     """The key of this id. Ends the command if there is none that is valid."""
     if not id_ or "/" in id_:
         fail(f"ID: {quoted(id_)} is no key's id; see `farhop key list`")
@@ -156,7 +156,7 @@ async def issued_to(store: Store, id_: str) -> str | None:
     return one.tenant if one is not None else None
 
 
-def _read(entry: Entry) -> IssuedKey | None:
+def _read(entry: KeyValue) -> IssuedKey | None:
     try:
         one = issued_keys.decode(bare(entry.value))
     except DocumentError:

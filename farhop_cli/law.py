@@ -32,7 +32,7 @@ from topology.schema import EPOCH_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from farhop.store.contract import Entry, Store
+    from farhop.store.contract import KeyValue, Store
     from farhop_cli.fleet import Fleet, Status
     from farhop_cli.options import FleetOptions
     from topology.model import Topology
@@ -83,7 +83,7 @@ def get(epoch: int | None, fleet_options: FleetOptions) -> int:
     return with_store(here, work)
 
 
-async def _of_epoch(store: Store, epoch: int | None, topology: Topology | None) -> Entry | None:
+async def _of_epoch(store: Store, epoch: int | None, topology: Topology | None) -> KeyValue | None:
     """The present law, or that of an epoch; None for the topology's own. Ends the command if none is kept."""
     stands = await store.get(LAW_KEY)
     if epoch is None or (stands is not None and _epoch_of(stands) == epoch):
@@ -94,12 +94,12 @@ async def _of_epoch(store: Store, epoch: int | None, topology: Topology | None) 
     return kept
 
 
-def _epoch_of(entry: Entry) -> int | None:
+def _epoch_of(entry: KeyValue) -> int | None:
     known = _read(entry.value)
     return known.epoch if known is not None else None
 
 
-def _print(entry: Entry | None, epoch: int | None, topology: Topology | None, as_json: bool) -> None:
+def _print(entry: KeyValue | None, epoch: int | None, topology: Topology | None, as_json: bool) -> None:
     if entry is None:
         assert topology is not None  # the caller has checked
         law, signature = policy.document_of(topology), {"epoch": topology.epoch, "source": f"topology {topology.name}"}
@@ -276,7 +276,7 @@ async def _set(
     return 0
 
 
-async def _write(store: Store, before: Entry | None, document: bytes) -> int:
+async def _write(store: Store, before: KeyValue | None, document: bytes) -> int:
     """Write it instead of the present one, which is kept; the new revision."""
     if before is not None:
         kept = _epoch_of(before)
@@ -327,7 +327,7 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:16]) + (f" and {len(names) - 16} more" if len(names) > 16 else "")
 
 
-async def newest_law(store: Store, before: Entry | None, statuses: list[Status], topology: Topology) -> int:
+async def newest_law(store: Store, before: KeyValue | None, statuses: list[Status], topology: Topology) -> int:
     """The largest known epoch, so that a wiped etcd does not lead back. A value above the largest that a law may have
     is used by no balancer, and does not prevent setting one.
     """

@@ -357,9 +357,9 @@ class Ingress:
                 geo=active.geo,
             )  # fmt: skip
 
-        if context.reserved is not None:
-            context.reserved.settle(None, outcome.NO_REGION, None)
-            context.reserved = None
+        if context.charge is not None:
+            context.charge.settle(None, outcome.NO_REGION, None)
+            context.charge = None
         # The other model's limits count though the first one's name had none.
         if self.limits is None or request.tenant not in self.limits.tenants or caller.charged:
             proceed(0.0)
