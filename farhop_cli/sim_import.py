@@ -22,6 +22,7 @@ from farhop_cli.exits import fail, warn
 from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.sim.sites import MODEL
 from farhop_lab.workloads import load, own_logs
+from farhop_lab.workloads.traces import MOONCAKE_BUCKET_MS
 from topology import load as topologies
 from topology.problems import TopologyError, did_you_mean
 
@@ -36,6 +37,7 @@ NAME_CHARS, _NOT_OF_A_NAME = 63, re.compile(r"[^a-z0-9._-]+")
 REPLICAS = 2
 GPUS = ("a100", "h100")  # the first one that has room for the longest request
 LENGTH_S_MAX, WARM_UP_SHARE = 604_800.0, 0.1
+LAST_S = 1.0  # no client sends at a scenario's very end: the last request of a log, too, comes before
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,8 @@ def _span_s(rows: Sequence[LogRow]) -> float:
 
 def _scenario(options: Options, topology: Topology, read: _Read, regions: Sequence[str], recorded: bool) -> str:
     rows = read.rows
-    span_s = max(1.0, min(LENGTH_S_MAX, _span_s(rows)))
+    last_s = MOONCAKE_BUCKET_MS / 1e3 if read.work["kind"] == "mooncake" else LAST_S
+    span_s = min(LENGTH_S_MAX, _span_s(rows) + last_s)
     work: dict[str, Any] = {**read.work, "regions": list(regions)}
     work |= {"place": "recorded"} if recorded else {}
     work |= {} if "anywhere" in topology.tenants else {"tenant": next(iter(topology.tenants))}

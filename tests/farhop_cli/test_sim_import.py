@@ -195,6 +195,22 @@ def test_requests_of_one_instant_count(tmp_path: Path) -> None:
     assert json.loads(ran.stdout)["cells"][0]["score"]["whole"]["asked"] == 3
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{"at_s": at, "input_tokens": 50, "output_tokens": 5} for at in (0, 3, 10, 10)],
+        [{"timestamp": at, "input_length": 9, "output_length": 5, "hash_ids": [7]} for at in (0, 3000, 9000, 9000)],
+    ],
+)
+def test_the_last_requests_of_a_log_are_played_too(tmp_path: Path, lines: list[dict[str, object]]) -> None:
+    """With stamps of whole seconds all those of the last one, with Mooncake's those of 3 s."""
+    out = tmp_path / "m.yaml"
+    CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", lines), "--out", str(out)])
+    ran = CliRunner().invoke(app(), ["sim", str(out), "--policy", "farhop", "--seeds", "1", "--json"])
+    (cell,) = json.loads(ran.stdout)["cells"]
+    assert cell["program_counts"]["asked"] == 4
+
+
 def test_import_lists_what_is_not_replayed_as_logged(tmp_path: Path) -> None:
     lines = [{"timestamp": at, "prompt_tokens": 5, "completion_tokens": 0, "session": "a"} for at in (0, 700_000)]
     out = tmp_path / "m.yaml"
