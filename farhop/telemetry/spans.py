@@ -49,14 +49,7 @@ class RequestTrace(Span):
         """32 hex digits, the same on every tier: for logs, answers and `farhop explain`."""
         return context.trace_id(self.traceparent)
 
-    def child(
-        self,
-        name: str,
-        start_ns: int,
-        end_ns: int,
-        attributes: Mapping[str, Value] | None = None,
-        error: str | None = None,
-    ) -> None:
+    def child(self, name: str, start_ns: int, end_ns: int, attributes: Mapping[str, Value] | None = None) -> None:
         """Record a child span of work that is already over."""
 
     def open(self, name: str, start_ns: int, kind: Kind = "client") -> Span:  # noqa: ARG002
@@ -89,16 +82,9 @@ class _RecordedTrace(RequestTrace, kw_only=True):
     _records: list[SpanRecord]
     _skipped: int = 0
 
-    def child(
-        self,
-        name: str,
-        start_ns: int,
-        end_ns: int,
-        attributes: Mapping[str, Value] | None = None,
-        error: str | None = None,
-    ) -> None:
+    def child(self, name: str, start_ns: int, end_ns: int, attributes: Mapping[str, Value] | None = None) -> None:
         if self._has_room():
-            self._records.append(SpanRecord(name, "internal", _span_id(self._rng), start_ns, end_ns, attributes, error))
+            self._records.append(SpanRecord(name, "internal", _span_id(self._rng), start_ns, end_ns, attributes))
 
     def open(self, name: str, start_ns: int, kind: Kind = "client") -> Span:
         if not self._has_room():

@@ -273,6 +273,7 @@ def pick(
     all that wait for it (`deferred`), or for as long as the chosen one's prefill would delay those who come. `ahead`:
     see Table.room.
     """
+    # -- the score of every replica
     uncached = uncached_tokens(need, table, hits, known)
     long = need.prompt_tokens >= LONG_TOKENS
     work = prefill_work(uncached, need.prompt_tokens) if long else uncached  # as work_tokens does, without its frame
@@ -283,6 +284,7 @@ def pick(
     blocking_ms = policy.blocking_ms(table, work) if need.prompt_tokens >= BLOCKING_TOKENS else None
     if blocking_ms is not None:
         score = score + blocking_ms
+    # -- the best one that has room
     room = table.room(uncached, need.output_tokens, now, ahead=ahead)
     # Mostly all have room: looking for the first one without costs a sixth of masking.
     all_room = room.item(room.argmin())
@@ -291,6 +293,7 @@ def pick(
     names = table.of.names
     chosen, deferred_to, explored = None, None, False
     best_score = ready.item(best)
+    # -- or none: a full one will soon serve it better
     if not all_room and best_score < inf and policy.waits_ms is not None:
         most_s = DEFER_S
         if blocking_ms is not None:
@@ -299,6 +302,7 @@ def pick(
             sooner = _sooner(need, table, uncached, score, best_score - policy.waits_ms, deferred, now)
             if sooner is not None:
                 deferred_to = names[sooner], work.item(sooner), _node(need, uncached.item(sooner)), most_s
+    # -- or another near tie: the session's, or one to learn from; but one that meets the deadline
     if best_score < inf and deferred_to is None:
         row = policy.choose(best, ready, need, table, rng)
         at_home = _tied(home, best, ready, table, policy) if home else None
@@ -320,6 +324,7 @@ def pick(
             names[row], score.item(row), need.prompt_tokens - left, left, own, before, per_token_ms, tpot_ms,
             names[row] in known.exact, delay_ms.item(row) if delay_ms is not None else 0.0,
         )  # fmt: skip
+    # -- what is remembered of it all
     speeds = table.speeds()
     columns: Sequence[Any] = (uncached, score, backlog, table.in_flight)
     if len(names) > REMEMBERED_MAX:  # the best of them are remembered
