@@ -17,7 +17,7 @@ from farhop_cli.exits import fail, listed
 from farhop_lab.world import world_file
 from farhop_lab.world.world_file import RegionFile, WorldFile, WorldFileError
 from topology import geo, policy
-from topology import load as worlds
+from topology import load as topologies
 from topology.law import Law, Narrow, Scope, narrowing
 from topology.model import Topology
 from topology.problems import TopologyError, quoted
@@ -84,7 +84,7 @@ def open_world(path: Path) -> Running:
     """The world described at `path`. Ends the command if there is none."""
     try:
         file = world_file.read(path)
-        topology = worlds.load(file.topology)
+        topology = topologies.load(file.topology)
     except WorldFileError as error:
         fail(str(error))
     except TopologyError as error:

@@ -339,7 +339,7 @@ class TenantDoc(Doc):
 
 
 class TopologyDoc(Doc):
-    """A whole world."""
+    """A whole topology."""
 
     name: Name = Field(title="what messages call this world", description=_NAME_HELP)
     epoch: int = Field(

@@ -419,6 +419,6 @@ def run(path: Path) -> None:
     def make() -> AnycastProcess:
         config = load(AnycastConfig, path)
         logs.configure("anycast", config.region, config.instance, config.log_level)
-        return AnycastProcess(config, stores.world(config), Random())
+        return AnycastProcess(config, stores.topology_of(config), Random())
 
     run_process("anycast", make)

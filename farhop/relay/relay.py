@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Command, Event, Flow, Request, Usage
     from farhop.balance.outcome import Outcome
     from farhop.relay.active import Attempt
-    from farhop.relay.formats.transcript import Continuation
+    from farhop.relay.formats.transcript import AnswerChain
     from farhop.relay.http.exchange import Exchange
     from farhop.relay.upstream.pool import Pool
     from farhop.relay.upstream.resumable import Resumption
@@ -140,7 +140,7 @@ class Relay:
         hide_usage: bool,
         context: Any,
         arrived_at: float = 0.0,
-        continuation: Continuation | None = None,
+        answer_chain: AnswerChain | None = None,
         geo: str = "",
         attempts: AttemptMaker = AttemptRun,
     ) -> None:
@@ -155,7 +155,7 @@ class Relay:
         if asked is not None and (continues := carrier(asked)) is not None:
             request = replace(request, continues=continues)
         active = ActiveRequest(
-            self, exchange, request, body, hide_usage, context, arrived_at or now, continuation, geo, attempts
+            self, exchange, request, body, hide_usage, context, arrived_at or now, answer_chain, geo, attempts
         )
         active.progress = progress
         exchange.body = b""  # its request has it now, perhaps changed

@@ -75,7 +75,7 @@ def reasons_of(reasons: Any) -> tuple[Any, ...] | None:
         who = None if chosen is None else chosen.region
         rest = (sorted(reasons.ties), reasons.spilled_from)
     elif isinstance(reasons, Pick):
-        chosen, scores = reasons.chosen, [one.score for one in reasons.field]
+        chosen, scores = reasons.chosen, [one.score for one in reasons.ranked]
         who = None if chosen is None else chosen.replica
         rest = (reasons.deferred_to is not None, reasons.explored, reasons.version)
     else:

@@ -43,7 +43,7 @@ from farhop.balance.prefix.journal import Stored
 from farhop.relay.http import head as heads
 from farhop.service.authentication.authenticator import Caller, KeyAuthenticator
 from farhop.service.law.lawbook import LawBook
-from farhop.store.contract import LAW_KEY, Change, ChangeKind, Conflict, Entry, StoreUnreachable
+from farhop.store.contract import LAW_KEY, Change, ChangeKind, Conflict, KeyValue, StoreUnreachable
 from farhop.store.documents.report import COUNT_LIMIT, ModelReport
 from farhop.store.envelope import NO_KEYS, Keys, Signer, public_key
 from farhop.store.state import SavedDocument
@@ -183,7 +183,7 @@ class Etcd:
 
     def listing(self) -> Change:
         """All keys, as for a new client."""
-        entries = (Entry(LAW_KEY, self.value, self.revision),) if self.value else ()
+        entries = (KeyValue(LAW_KEY, self.value, self.revision),) if self.value else ()
         return Change(ChangeKind.SNAPSHOT, max(self.revision, 1), entries=entries)
 
 

@@ -605,9 +605,9 @@ class GlobalFlow:
         verdict, routes = verdict or self.law.request_verdict(request), self.routes
         output_tokens = self.estimates.output_tokens(request.tenant, request.model, request.max_tokens)
         lawful, route = admission.both(verdict.lawful, within), routes.of(request.tenant, request.model)
-        field = self.regions.field(request, output_tokens, lawful, now, without, self._rng)
+        candidates = self.regions.candidates(request, output_tokens, lawful, now, without, self._rng)
         decision = pick(
-            field,
+            candidates,
             verdict,
             route,
             self._rng,
@@ -717,7 +717,7 @@ class GlobalFlow:
         if state.last_resort and decision.absent and not request.once:
             self.displaced[request.id] = None
             self._absent_regions.update(decision.absent)
-        wanted_by, asked = request.first_token_by, decision.asked
+        wanted_by, among = request.first_token_by, decision.candidates
         return [
             self._timer(state, min(request.deadline, now + LOOK_AGAIN_S)),
             (machine.Resume if state.resumes else machine.Forward)(
@@ -730,7 +730,7 @@ class GlobalFlow:
                 decision,
                 waited_s=state.waited_s,
                 first_token_by=None if wanted_by is None else wanted_by - chosen.rtt_ms / 1e3,
-                longer=asked is not None and asked.contexts_differ and asked.holds_longer(chosen.region),
+                longer=among is not None and among.contexts_differ and among.holds_longer(chosen.region),
             ),
         ]
 

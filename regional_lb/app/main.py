@@ -31,7 +31,7 @@ from farhop.service.assembly.store_opening import opened
 from farhop.service.authentication.keybook import KeyBook
 from farhop.service.limits.book import LimitBook
 from farhop.service.limits.limiter import Limiter
-from farhop.service.observability.recorder import Recorder
+from farhop.service.observability.workload_recorder import WorkloadRecorder
 from farhop.service.process.clock import Clock
 from farhop.service.process.lifecycle import run as run_process
 from farhop.service.process.tasks import Tasks, all_of
@@ -203,7 +203,7 @@ class RegionalBalancer:
             newest_epoch=lambda: self.listeners.hop_authenticator.newest_epoch,
         )
         stores.observe(self.metrics, self.store, hub)
-        self.telemetry.recorder = Recorder(config.region)
+        self.telemetry.recorder = WorkloadRecorder(config.region)
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.plane.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain),
@@ -463,6 +463,6 @@ def run(path: Path, *, picks: bool = False) -> None:
                 str(path), ["picker: is not given; say where gateways come, such as picker: {port: 9003}"]
             )
         logs.configure("regional", config.region, config.instance, config.log_level)
-        return RegionalBalancer(config, stores.world(config), Random(), path=path)
+        return RegionalBalancer(config, stores.topology_of(config), Random(), path=path)
 
     run_process("regional", make)

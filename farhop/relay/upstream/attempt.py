@@ -122,7 +122,7 @@ class AttemptRun:
         self._onward = b""
         self._length: int | None = None
         self._tap: StreamTap | BodyTap | FaultTap | RefusalTap | None = None
-        self._transcript = Transcript(active.continuation) if active.continuation is not None else None
+        self._transcript = Transcript(active.answer_chain) if active.answer_chain is not None else None
         self._refusal: tuple[Outcome, float | None] | None = None
         self._over = self._paused = False
         self._recalled = False  # it may be sent nowhere again: the law forbids it now
@@ -427,7 +427,7 @@ class AttemptRun:
         return waits and now - self.last_activity_at >= QUIET_S
 
     def on_inquiry_answer(self, asked_at: float, quiet_s: float | None, rtt_s: float) -> None:
-        """The upstream's answer to an inquiry about this attempt: see balance.inquiry."""
+        """The upstream's answer to an inquiry about this attempt: see farhop.balance.health.inquiry."""
         if self._over or self._paused:
             return
         if self.last_activity_at > asked_at:

@@ -51,6 +51,16 @@ def test_a_request_logged_at_its_end_came_before_by_what_it_took(took: dict[str,
     assert took_s == 2.5
 
 
+@pytest.mark.parametrize("name", ["time", "timestamp", "at_ms"])
+def test_a_name_that_was_given_for_one_field_stands_for_no_other(name: str) -> None:
+    """nginx's time is of the end, whatever the log calls it."""
+    line = {name: 1_700_000_012.5, "request_time": 2.5, "input_tokens": 9, "output_tokens": 3}
+    row, took_s = row_of(line, {"end": name, "duration_s": "request_time"})
+    assert (row.at_s, took_s) == (pytest.approx(1_700_000_010.0, abs=1e-3), 2.5)
+    row, took_s = row_of(line, {"end": name, "at_s": name})  # unless it was given for both
+    assert (row.at_s, took_s) == (1_700_000_012.5, 0.0)
+
+
 def test_a_session_that_is_a_number() -> None:
     line = {"ts": 1, "input_tokens": 9, "output_tokens": 3}
     assert [row_of(line | {"session": name}, {})[0].session for name in (7, 7.0, "7")] == ["7", "7", "7"]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from random import Random
 
 from farhop.balance.machine import Event
-from farhop.store.contract import Change, ChangeKind, Entry
+from farhop.store.contract import Change, ChangeKind, KeyValue
 from farhop.store.documents.overrides import RefuseOverride, encode
 from farhop_lab.memory_store import MemoryStore
 from regional_lb.app.refusals import RefusalBook
@@ -42,7 +42,7 @@ def test_active_refusals_are_shown_with_their_end_by_our_clock_and_malformed_one
     assert [one["model"] for one in book.status()] == ["meta/llama"]
     book.changed(Change(ChangeKind.DELETE, 3, ALL.key))
     book.changed(Change(ChangeKind.LOST, why="gone"))
-    book.changed(Change(ChangeKind.SNAPSHOT, 4, entries=(Entry(HALF.key, encode(HALF), 2),)))
+    book.changed(Change(ChangeKind.SNAPSHOT, 4, entries=(KeyValue(HALF.key, encode(HALF), 2),)))
     assert found[2:] == [RefusalsChanged({"meta/llama": half})]
     book.changed(Change(ChangeKind.SNAPSHOT, 5, entries=()))
     assert found[3:] == [RefusalsChanged({})]

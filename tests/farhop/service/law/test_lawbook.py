@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from farhop.service.law import lawbook
 from farhop.service.law.lawbook import LawBook
-from farhop.store.contract import LAW_KEY, Change, ChangeKind, Entry, StoreError
+from farhop.store.contract import LAW_KEY, Change, ChangeKind, KeyValue, StoreError
 from farhop.store.envelope import Keys, Signer, public_key
 from farhop.store.state import StateDir
 from farhop.telemetry.metrics import TierMetrics
@@ -44,7 +44,7 @@ def put(value, revision=5) -> Change:
 
 
 def snapshot(value=b"", revision=5) -> Change:
-    return Change(ChangeKind.SNAPSHOT, revision, entries=(Entry(LAW_KEY, value, revision),) if value else ())
+    return Change(ChangeKind.SNAPSHOT, revision, entries=(KeyValue(LAW_KEY, value, revision),) if value else ())
 
 
 DELETE = Change(ChangeKind.DELETE, 6, LAW_KEY)
@@ -296,7 +296,7 @@ def test_a_law_that_did_not_fit_the_map_is_tried_again_with_the_next_map(stage):
 
 def test_other_keys_are_ignored(stage):
     assert stage.apply(Change(ChangeKind.PUT, 4, f"{LAW_KEY}yer", document(9))) == []
-    other = Entry(f"{LAW_KEY}s", document(9), 3)
+    other = KeyValue(f"{LAW_KEY}s", document(9), 3)
     assert stage.apply(Change(ChangeKind.SNAPSHOT, 4, entries=(other,))) == []
     assert stage.refused == []
 
