@@ -31,7 +31,7 @@ from farhop.relay.upstream.resumable import ContinuedRun, carrier
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farhop.balance.limits import ByteBudget
+    from farhop.balance.bounds import ByteBudget
     from farhop.balance.machine import Command, Event, Flow, Request, Usage
     from farhop.balance.outcome import Outcome
     from farhop.relay.active import Attempt

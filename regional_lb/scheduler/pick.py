@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -19,11 +19,12 @@ from numpy import empty, ndarray  # each `np.` of numpy's lazy module is a look-
 from farhop.balance.estimate.cost import LONG_TOKENS, prefill_work
 from farhop.balance.estimate.residual import corrected
 from farhop.balance.prefix import chain
+from regional_lb.fleet.blocks import Known
 from regional_lb.fleet.table import ANY, LEAST, Rates
 from regional_lb.scheduler.deferred import NO_DEFERRED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from random import Random
 
     from numpy.typing import NDArray
@@ -59,15 +60,6 @@ class Scored(msgspec.Struct, frozen=True, gc=False):
     tpot_ms: float
     exact: bool = False  # whether the hit comes from its KV events, not from an estimate
     delay_ms: float = 0.0  # before its prefill can begin: an adapter has to be loaded
-
-
-class Known(NamedTuple):
-    """What replicas report about their caches for one prompt, in tokens by replica. `exact`: all that they hold of it;
-    `least`: a lower bound.
-    """
-
-    exact: Mapping[str, float]
-    least: Mapping[str, float]
 
 
 NOTHING = Known({}, {})
