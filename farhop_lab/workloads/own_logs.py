@@ -27,12 +27,14 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "input_tokens", "prompt_tokens", "usage.prompt_tokens", "usage.input_tokens", "request_tokens", "inputTokens",
         "promptTokens", "usage.input", "usageDetails.input", "usage_details.input", "ContextTokens", "Request tokens",
         "input_length", "tokens_prompt", "gen_ai.usage.input_tokens", "attributes.gen_ai.usage.input_tokens",
+        "gen_ai.usage.prompt_tokens", "attributes.gen_ai.usage.prompt_tokens",  # vLLM's, and older ones
     ),
     "output_tokens": (
         "output_tokens", "completion_tokens", "usage.completion_tokens", "usage.output_tokens", "response_tokens",
         "outputTokens", "completionTokens", "usage.output", "usageDetails.output", "usage_details.output",
         "GeneratedTokens", "Response tokens", "output_length", "tokens_completion", "gen_ai.usage.output_tokens",
         "attributes.gen_ai.usage.output_tokens",
+        "gen_ai.usage.completion_tokens", "attributes.gen_ai.usage.completion_tokens",  # vLLM's, and older ones
     ),
     "session": (
         "session", "session_id", "conversation_id", "chat_id", "thread_id", "sessionId", "Session ID",

@@ -30,6 +30,7 @@ DATA_BUT_THE_PRICES_EPOCH = [name for name in Data.__struct_fields__ if name != 
         {"created_at": "1970-01-01 00:00:12.5", "tokens_prompt": "9", "tokens_completion": "3"},  # OpenRouter
         {"request_created_at": "1970-01-01T00:00:12.5Z", "prompt_tokens": 9, "completion_tokens": 3},  # Helicone
         {"start_time": 12.5, "attributes": {"gen_ai": {"usage": {"input_tokens": 9, "output_tokens": 3}}}},
+        {"start_time": 12.5, "attributes": {"gen_ai.usage.prompt_tokens": 9, "gen_ai.usage.completion_tokens": 3}},
     ],
 )
 def test_fields_by_the_names_that_others_use(line: dict[str, Any]) -> None:
