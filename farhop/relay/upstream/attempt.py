@@ -15,7 +15,7 @@ from farhop.relay.active import DeclinedAnswer
 from farhop.relay.formats.openai import without_salt
 from farhop.relay.formats.transcript import Transcript
 from farhop.relay.upstream import engine_faults, orca
-from farhop.relay.upstream.engine_faults import FaultTap, RefusalTap
+from farhop.relay.upstream.engine_faults import FaultTap, PageTap, RefusalTap
 from farhop.relay.upstream.tap import ERROR, BodyTap, EchoTap, StreamTap
 
 if TYPE_CHECKING:
@@ -194,6 +194,8 @@ class AttemptRun:
             self._tap = EchoTap(self._transcript, self.active.geo)  # it becomes longer by what is repeated
         elif content_type.startswith(b"application/json"):
             self._tap, self._length = BodyTap(self._transcript), answer.length
+        elif content_type.startswith(b"text/html") and answer.status < 400:
+            self._tap, self._length = PageTap(), answer.length
         else:
             self._length = answer.length
 
