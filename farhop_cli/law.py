@@ -24,7 +24,7 @@ from farhop.store.sealed import inner
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, PARTIAL, fail, first_of, warn
 from farhop_cli.setting import author_here, print_aware, settled, signing_key, unanswered, with_store
-from topology import policy
+from topology import law_document
 from topology.document import TEXT_CHARS_MAX, read
 from topology.problems import TopologyError, quoted
 from topology.schema import EPOCH_MAX
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from farhop.store.contract import KeyValue, Store
     from farhop_cli.fleet import Fleet, Status
     from farhop_cli.options import FleetOptions
+    from topology.law_document import LawDocument
     from topology.model import Topology
-    from topology.policy import Policy
 
 KEPT_MAX = 20  # replaced laws
 _SIGNED = ("epoch", "author", "why", "at")
@@ -102,7 +102,10 @@ def _epoch_of(entry: KeyValue) -> int | None:
 def _print(entry: KeyValue | None, epoch: int | None, topology: Topology | None, as_json: bool) -> None:
     if entry is None:
         assert topology is not None  # the caller has checked
-        law, signature = policy.document_of(topology), {"epoch": topology.epoch, "source": f"topology {topology.name}"}
+        law, signature = (
+            law_document.document_of(topology),
+            {"epoch": topology.epoch, "source": f"topology {topology.name}"},
+        )
         none = ": etcd holds none" if epoch is None else ""
         head = f"# law of epoch {topology.epoch}, of topology {topology.name}{none}\n"
     else:
@@ -176,7 +179,7 @@ def put(file: str, why: str, by: str | None, after: int | None, fleet_options: F
 def unset(why: str, by: str | None, after: int | None, fleet_options: FleetOptions) -> int:
     """Set the topology's own law, under a new epoch, which never goes back; the exit code."""
     here, topology = _known(fleet_options)
-    law = policy.document_of(topology)
+    law = law_document.document_of(topology)
 
     def document(epoch: int) -> bytes:
         return _written(law, epoch, why, by)
@@ -261,7 +264,7 @@ async def _set(
         revision = await _write(store, before, document)
         asked = len(here.admins) + len(here.regional)
         aware = await settled(lambda: _aware(here, read.epoch), asked)
-    difference = policy.changed(held, read.over(topology))
+    difference = law_document.changed(held, read.over(topology))
     effects = effect.of_law(held, read.over(topology), statuses)
     if fleet_options.as_json:
         written: dict[str, Any] = {"epoch": read.epoch, "revision": revision, "dry_run": fleet_options.dry_run}
@@ -294,18 +297,18 @@ async def raised(store: Store, here: Fleet, topology: Topology, why: str, by: st
     before = await store.get(LAW_KEY)
     held = under(topology, before.value if before is not None else None)
     epoch = await newest_law(store, before, await here.all_statuses(), topology) + 1
-    await _write(store, before, _written(policy.document_of(held), epoch, why, by))
+    await _write(store, before, _written(law_document.document_of(held), epoch, why, by))
     return epoch
 
 
 def _written(law: dict[str, Any], epoch: int, why: str, by: str | None) -> bytes:
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    return policy.encode(law, epoch, by or author_here(), why, at)
+    return law_document.encode(law, epoch, by or author_here(), why, at)
 
 
-def _checked(document: bytes, topology: Topology, source: str) -> Policy:
+def _checked(document: bytes, topology: Topology, source: str) -> LawDocument:
     try:
-        return policy.read(document, topology, source)
+        return law_document.read(document, topology, source)
     except TopologyError as error:
         _print_problems(error)
 
@@ -364,7 +367,7 @@ async def in_force(store: Store, topology: Topology | None) -> Topology | None:
 def under(topology: Topology, document: bytes | None) -> Topology:
     """As `in_force`, for a given document."""
     try:
-        held = policy.read(document, topology, LAW_KEY) if document is not None else None
+        held = law_document.read(document, topology, LAW_KEY) if document is not None else None
     except TopologyError as error:
         warn(f"the law in etcd cannot be read ({len(error.problems)} problems); using the topology's")
         return topology
@@ -381,7 +384,7 @@ def diff(file: str, epoch: int | None, fleet_options: FleetOptions) -> int:
     """
     here, topology = _known(fleet_options)
     sealed = _sealed_in(file) if file else None
-    law = policy.document_of(topology) if not file else {} if sealed is not None else _file(file)
+    law = law_document.document_of(topology) if not file else {} if sealed is not None else _file(file)
 
     async def work(store: Store) -> int:
         entry = await _of_epoch(store, epoch, topology)
@@ -390,9 +393,9 @@ def diff(file: str, epoch: int | None, fleet_options: FleetOptions) -> int:
             made = await in_force(store, topology)
             assert made is not None  # the topology is known
         else:
-            document = bare(sealed) if sealed is not None else policy.encode(law, 1, "author", "why", _ERA)
+            document = bare(sealed) if sealed is not None else law_document.encode(law, 1, "author", "why", _ERA)
             made = _checked(document, topology, file or "the topology").over(topology)
-        difference = policy.changed(held, made)
+        difference = law_document.changed(held, made)
         effects = effect.of_law(held, made, await here.all_statuses())
         if fleet_options.as_json:
             show.json({**difference, "effects": effects, "unreachable": list(unanswered(here, store))})

@@ -80,7 +80,7 @@ def run(options: Options) -> int:
     try:
         if not read.as_it_is:
             trace.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-        scenario = _scenario(options, topology, read, named if recorded else known, recorded)
+        scenario = _scenario(options, topology, read, named if recorded else known, recorded, {*known, *named})
         options.out.write_text(scenario, encoding="utf-8")
     except OSError as error:
         for path in (trace, options.out):  # no half of one, which the same command would find in its way
@@ -155,7 +155,7 @@ def _is_file(options: Options) -> bool:
 
 
 def _regions(options: Options, topology: Topology) -> list[str]:
-    """The regions of requests that name none."""
+    """The regions of replicas, and of requests that name none."""
     known = list(topology.regions)
     chosen = [name.strip() for name in options.regions.split(",") if name.strip()] or known
     for name in chosen:
@@ -217,7 +217,10 @@ def _span_s(rows: Sequence[LogRow]) -> float:
     return rows[-1].at_s - rows[0].at_s
 
 
-def _scenario(options: Options, topology: Topology, read: _Read, regions: Sequence[str], recorded: bool) -> str:
+def _scenario(
+    options: Options, topology: Topology, read: _Read, regions: Sequence[str], recorded: bool, sites: set[str]
+) -> str:
+    """`regions`: where requests come in; `sites`: where replicas are."""
     rows = read.rows
     last_s = MOONCAKE_BUCKET_MS / 1e3 if read.work["kind"] == "mooncake" else LAST_S
     span_s = min(LENGTH_S_MAX, _span_s(rows) + last_s)
@@ -235,7 +238,7 @@ def _scenario(options: Options, topology: Topology, read: _Read, regions: Sequen
         "name": _NOT_OF_A_NAME.sub("-", options.out.stem.lower()).strip("._-")[:NAME_CHARS].rstrip("._-") or "imported",
         "about": f"Made of {options.log.name[:200]}: {len(rows)} requests.",
         "topology": str(Path(options.topology).resolve()) if _is_file(options) else options.topology,
-        "sites": {name: {"gpu": gpu, "replicas": REPLICAS} for name in regions},
+        "sites": {name: {"gpu": gpu, "replicas": REPLICAS} for name in topology.regions if name in sites},
         "work": [work],
         "duration_s": round(span_s, 3),
         "warm_up_s": round(min(span_s, _span_s(rows)) * WARM_UP_SHARE, 3),  # 0 if all came at once

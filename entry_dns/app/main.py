@@ -48,7 +48,7 @@ from farhop.service.process.tasks import Tasks, all_of, until
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from topology.law import Law
-from topology.policy import document_of, map_of
+from topology.law_document import document_of, map_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -313,7 +313,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         ),
     ),
     115: _fields(refusals.RefusalsChanged, "by_model"),
-    116: _fields(refusals.Refusal, "share until why author"),
+    116: _fields(refusals.OrderedRefusal, "share until why author"),
     117: _fields(overdue.OverdueCheckDue),
     72: _fields(
         HealthConfig,

@@ -34,7 +34,7 @@ from regional_lb.picker.stream import GatewayRun, GatewayStream
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from farhop.balance.limits import ByteBudget, SlotLimit
+    from farhop.balance.bounds import ByteBudget, SlotLimit
     from farhop.balance.machine import Address, Event, Request
     from farhop.relay.active import ActiveRequest
     from farhop.relay.formats.transcript import AnswerChain

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -19,11 +19,12 @@ from numpy import empty, ndarray  # each `np.` of numpy's lazy module is a look-
 from farhop.balance.estimate.cost import LONG_TOKENS, prefill_work
 from farhop.balance.estimate.residual import corrected
 from farhop.balance.prefix import chain
-from regional_lb.fleet.table import ANY, LEAST, Rates
+from regional_lb.fleet.blocks import Known
+from regional_lb.fleet.table import ANY, LEAST, ScoreInputs
 from regional_lb.scheduler.deferred import NO_DEFERRED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from random import Random
 
     from numpy.typing import NDArray
@@ -40,7 +41,7 @@ BLOCKING_TOKENS = 1000.0  # shorter prompts are prefilled before many other requ
 DEFER_S = 2.0  # how long a request waits for a full replica that serves it sooner: others may keep arriving there
 EXPLORED_SHARE = 0.05  # the share of picks that look for a less certain replica among near ties
 _MORE = 0.05  # by how much less certain it must be: if all are idle, all are uncertain, and there is nothing to find
-_OWN, _IN_FLIGHT = 4, 3  # a pick's own columns, and which is Rates.in_flight
+_OWN, _IN_FLIGHT = 4, 3  # a pick's own columns, and which is ScoreInputs.in_flight
 REMEMBERED_MAX = 64  # of how many replicas a pick is remembered: of more, the best
 
 
@@ -61,15 +62,6 @@ class Scored(msgspec.Struct, frozen=True, gc=False):
     delay_ms: float = 0.0  # before its prefill can begin: an adapter has to be loaded
 
 
-class Known(NamedTuple):
-    """What replicas report about their caches for one prompt, in tokens by replica. `exact`: all that they hold of it;
-    `least`: a lower bound.
-    """
-
-    exact: Mapping[str, float]
-    least: Mapping[str, float]
-
-
 NOTHING = Known({}, {})
 
 
@@ -87,7 +79,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
     _prompt_tokens: float
     _output_tokens: float
     _speeds: Column  # shared with other picks
-    _columns: bytes  # its own, in half of what arrays take: uncached tokens, score, and the rest of its Rates
+    _columns: bytes  # its own, in half of what arrays take: uncached tokens, score, and the rest of its ScoreInputs
     _room: NDArray[np.bool_] | None
     chosen: Scored | None = None
     _exact: Collection[str] = ()
@@ -105,15 +97,15 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         return np.frombuffer(self._columns).reshape(_OWN, -1)
 
     @property
-    def _rates(self) -> Rates:
-        return Rates(*self._speeds, *self.block[2:])
+    def _inputs(self) -> ScoreInputs:
+        return ScoreInputs(*self._speeds, *self.block[2:])
 
     def _scored(self) -> list[Scored]:
         """The remembered replicas, in the table's order."""
-        rates, (uncached, score) = self._rates, self.block[:2]
+        inputs, (uncached, score) = self._inputs, self.block[:2]
         delay = np.zeros(len(score)) if self._delay is None else self._delay
         work = work_tokens(uncached, self._prompt_tokens)
-        told = uncached, work, score, rates.backlog_tokens, rates.prefill_ms_per_token, rates.tpot_ms, delay
+        told = uncached, work, score, inputs.backlog_tokens, inputs.prefill_ms_per_token, inputs.tpot_ms, delay
         return [
             Scored(name, ms, self._prompt_tokens - left, left, own, backlog, prefill, tpot, name in self._exact, late)
             for name, left, own, ms, backlog, prefill, tpot, late in zip(
@@ -133,7 +125,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         work = work_tokens(uncached, self._prompt_tokens)
         for ms in more.values():
             own_ms = own_ms - ms
-        terms = policy.terms(self._rates, work, self._output_tokens, own_ms) | more
+        terms = policy.terms(self._inputs, work, self._output_tokens, own_ms) | more
         parts = zip(*(ms.tolist() for ms in terms.values()), strict=True)
         return {name: dict(zip(terms, part, strict=True)) for name, part in zip(self._names, parts, strict=True)}
 

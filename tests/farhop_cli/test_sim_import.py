@@ -56,6 +56,22 @@ def test_regions_that_are_recorded_are_kept(tmp_path: Path) -> None:
     assert (work.place, sorted(work.regions)) == ("recorded", ["tokyo", "virginia"])
 
 
+@pytest.mark.parametrize(
+    ("regions", "sites"),
+    [([], {"virginia", "frankfurt", "tokyo"}), (["--regions", "frankfurt"], {"frankfurt", "tokyo"})],
+)
+def test_a_region_without_clients_of_its_own_has_replicas_too(
+    tmp_path: Path, regions: list[str], sites: set[str]
+) -> None:
+    """Else a fleet with a single entry would be planned as if it had no other region to lose, or to spill to."""
+    out = tmp_path / "mine.yaml"
+    log = written(tmp_path / "own", [{**line, "region": "tokyo"} for line in LINES])
+    text = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out), *regions])
+    assert text.exit_code == 0, text.output
+    doc = load.find(str(out), routers.names()).doc
+    assert (set(doc.sites), doc.work[0].place, doc.work[0].regions) == (sites, "recorded", ["tokyo"])
+
+
 def test_missing_fields_of_the_log_are_reported(tmp_path: Path) -> None:
     lines = [{"timestamp": n, "prompt_tokens": 150_000 * n + 1, "completion_tokens": 5} for n in range(2)]
     text = CliRunner().invoke(

@@ -41,8 +41,8 @@ from regional_lb.app.config import RegionalConfig
 from regional_lb.app.main import RegionalBalancer
 from topology import load as topologies
 from topology.law import Law
+from topology.law_document import encode
 from topology.model import Rule
-from topology.policy import encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

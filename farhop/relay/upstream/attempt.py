@@ -52,7 +52,7 @@ class AttemptOwner(Protocol):
     def answer_head(self, active: ActiveRequest, upstream_timing: bytes) -> bytes:
         """Our header lines on an answer that began. `upstream_timing` is the upstream's own server-timing."""
 
-    def is_dark(self, attempt: AttemptRun) -> bool:
+    def path_is_broken(self, attempt: AttemptRun) -> bool:
         """Whether the way to its upstream is broken now."""
 
     def began(self, attempt: AttemptRun, status: int, now: float) -> None:
@@ -449,7 +449,7 @@ class AttemptRun:
         if self.began:
             self._pause_s = max(self._pause_s, self._silent_s if silent_s < self._silent_s else 0.0)
             self._silent_s, most_s = silent_s, limits.between_bytes_s
-            if silent_s > (stall_s(self._pause_s, most_s) if self.owner.is_dark(self) else most_s):
+            if silent_s > (stall_s(self._pause_s, most_s) if self.owner.path_is_broken(self) else most_s):
                 self._give_up(outcome.STALLED)
         elif self.active.request.stream:
             if silent_s > limits.first_byte_s:

@@ -22,7 +22,7 @@ from farhop.store.contract import LAW_KEY, ChangeKind, StoreError
 from farhop.store.envelope import NO_KEYS, EnvelopeError, bare
 from farhop.store.merge import stamp
 from farhop.store.state import StateError
-from topology import policy
+from topology import law_document
 from topology.law import Law
 from topology.problems import Problem, TopologyError
 from topology.remap import fits
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from farhop.store.state import StateDir
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
+    from topology.law_document import LawDocument
     from topology.model import Region, Topology
-    from topology.policy import Policy
 
 INLINE_BYTES_MAX = 16 * 1024  # read on the loop, in about 20 ms; a larger document is read in a thread
 PROBLEMS_SHOWN_MAX = 20
@@ -53,7 +53,7 @@ class _Read(msgspec.Struct, frozen=True):
     """A law as written, and as read; `key` is the name of the key that signed it."""
 
     written: bytes
-    policy: Policy
+    document: LawDocument
     key: str
 
 
@@ -185,10 +185,10 @@ class LawBook:
         if self._held is None:
             law = Law(topology)
         else:
-            policy.read(
+            law_document.read(
                 bare(self._held.written), topology, f"{source}, under the law of epoch {epoch} ({self._source})"
             )
-            law = Law(self._held.policy.over(topology))
+            law = Law(self._held.document.over(topology))
         if problems := fits(self.law, self._gone, law):
             raise TopologyError(source, problems)
         return law
@@ -243,7 +243,7 @@ class LawBook:
             return None
         try:
             opened = self._keys.open(LAW_KEY, written)
-            return _Read(written, policy.read(opened.document, self._topology, LAW_KEY), opened.key)
+            return _Read(written, law_document.read(opened.document, self._topology, LAW_KEY), opened.key)
         except (TopologyError, EnvelopeError) as error:
             return error
 
@@ -261,10 +261,10 @@ class LawBook:
         """Whether this law should come into force."""
         if not isinstance(judged, _Read):
             return False
-        epoch, held = judged.policy.epoch, self.law.topology
+        epoch, held = judged.document.epoch, self.law.topology
         if epoch != self.law.epoch or self._floor:
             return epoch >= self.law.epoch
-        same = judged.policy.tenants == held.tenants and judged.policy.models == held.models
+        same = judged.document.tenants == held.tenants and judged.document.models == held.models
         return same and (self._held is None or (bool(judged.key) and not self._held.key))
 
     def _compare(self, name: str, judged: _Read | TopologyError | EnvelopeError | None) -> None:
@@ -298,18 +298,18 @@ class LawBook:
 
     def _is_ours(self, read: _Read) -> bool:
         held = self.law.topology
-        return read.policy.epoch == self.law.epoch and (
-            read.policy.tenants == held.tenants and read.policy.models == held.models
+        return read.document.epoch == self.law.epoch and (
+            read.document.tenants == held.tenants and read.document.models == held.models
         )
 
     def _take_in(self, read: _Read, source: str) -> None:
-        if read.policy.epoch > self.law.epoch or self._floor:
-            self.law, self._gone = Law(read.policy.over(self._topology)), {}
+        if read.document.epoch > self.law.epoch or self._floor:
+            self.law, self._gone = Law(read.document.over(self._topology)), {}
         self._held, self._source, self._floor = read, source, 0
         self._ahead = {who: epoch for who, epoch in self._ahead.items() if epoch > self.law.epoch}
         if self._log is not None:
-            fields = {"epoch": read.policy.epoch, "author": read.policy.author, "why": read.policy.why}
-            self._log.warning("law in force", str(read.policy.epoch), **fields)
+            fields = {"epoch": read.document.epoch, "author": read.document.author, "why": read.document.why}
+            self._log.warning("law in force", str(read.document.epoch), **fields)
         self.adopt(self.law)
         for hub in self._hubs.values():
             # A new law is written to the hubs one by one: a late hub is not a problem yet.
@@ -442,7 +442,7 @@ class LawBook:
 
     def status(self) -> dict[str, Any]:
         """For operators: the law in force, its source, and problems of the documents in etcd."""
-        read = self._held.policy if self._held is not None and not self._floor else None
+        read = self._held.document if self._held is not None and not self._floor else None
         lost = [hub.lost if len(self._hubs) == 1 else f"{n}: {hub.lost}" for n, hub in self._hubs.items() if hub.lost]
         fields: dict[str, Any] = {
             "epoch": self.law.epoch,
@@ -464,11 +464,11 @@ class LawBook:
 
     def document(self) -> dict[str, Any]:
         """The whole law in force, with keys as hashes."""
-        return {**self.status(), **policy.document_of(self.law.topology)}
+        return {**self.status(), **law_document.document_of(self.law.topology)}
 
     def topology(self) -> dict[str, Any]:
         """The topology in use, with its own law, as a document; keys are hashes only."""
-        return {**policy.map_of(self._topology), **policy.document_of(self._topology)}
+        return {**law_document.map_of(self._topology), **law_document.document_of(self._topology)}
 
     def observe(self, metrics: TierMetrics) -> None:
         """Export the law's epoch and state as metrics."""

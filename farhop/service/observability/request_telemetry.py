@@ -15,7 +15,7 @@ from farhop.balance import model_steps, outcome
 from farhop.balance.machine import Usage
 from farhop.balance.outcome import Source
 from farhop.service.authentication.authenticator import Caller
-from farhop.service.observability.decisions import Record
+from farhop.service.observability.decisions import DecisionRecord
 from farhop.service.process.tasks import Tasks, in_turns
 from farhop.telemetry import attributes as a
 from farhop.telemetry import context as trace_context
@@ -235,7 +235,7 @@ class RequestTelemetry:
         """
         judged: dict[tuple[Any, ...], bool] = {}  # few, where clients do not narrow each request otherwise
 
-        def may_stay(record: Record) -> bool:
+        def may_stay(record: DecisionRecord) -> bool:
             asked = record.tenant, record.key, record.narrow, record.model, record.asked_for
             stays = judged.get(asked)
             if stays is None:
@@ -483,7 +483,7 @@ class RequestTelemetry:
         if not context.recorded:
             return
         # Of the request only this: the ring holds many records, and a chain or a stranger's long name is large.
-        record = Record(
+        record = DecisionRecord(
             decision_id=context.decision_id,
             traceparent=context.trace.traceparent,
             at=context.arrived_at,

@@ -12,7 +12,7 @@ from typing import Any
 from relay_wire import Line, Message, Upstream
 
 from farhop.balance import machine, outcome
-from farhop.balance.limits import ByteBudget
+from farhop.balance.bounds import ByteBudget
 from farhop.balance.machine import Address, Command, Event, Request
 from farhop.balance.outcome import Outcome
 from farhop.relay import answers

@@ -15,8 +15,8 @@ from inprocess import HOP_KEY, Both, Engine, both, chat, head, send, streaming, 
 
 from global_lb.app import receipt as receipts
 from topology.law import Law
+from topology.law_document import document_of, map_of
 from topology.load import of
-from topology.policy import document_of, map_of
 
 ASKS = {"x-farhop-explain": "1"}
 

@@ -15,13 +15,13 @@ from worlds import replica, replicas_of
 from farhop.balance.estimate.cost import prefill_work
 from farhop.balance.ledger import Reservation
 from farhop.balance.prefix import chain
+from regional_lb.fleet.blocks import Known
 from regional_lb.fleet.view import Sample
 from regional_lb.scheduler.deferred import NO_DEFERRED, Deferral, Deferred
 from regional_lb.scheduler.pick import (
     DEFER_S,
     EXPLORED_SHARE,
     REMEMBERED_MAX,
-    Known,
     expected_wait_ms,
     least,
     pick,

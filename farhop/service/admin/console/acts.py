@@ -21,7 +21,7 @@ from farhop.store.documents.authored import Authorship
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.overrides import BiasOverride, DrainOverride
 from farhop.store.envelope import bare
-from topology import policy
+from topology import law_document
 from topology.problems import TopologyError
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ def _confirmed(act: Act) -> None:
 def _over(document: bytes, topology: Topology) -> Topology | None:
     """The map under this law; None if the law does not fit the map."""
     try:
-        return policy.read(document, topology, "etcd").over(topology)
+        return law_document.read(document, topology, "etcd").over(topology)
     except TopologyError:
         return None
 

@@ -23,7 +23,7 @@ from farhop.store.envelope import Keys, Signer, public_key
 from farhop.store.state import StateDir
 from farhop.telemetry.metrics import TierMetrics
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
-from topology import policy
+from topology import law_document
 from topology.law import Law
 from topology.load import load, parse, shipped
 from topology.model import Topology
@@ -118,7 +118,7 @@ def test_a_law_of_an_older_epoch_is_refused_even_after_etcd_was_wiped(stage, old
 
 
 def test_a_process_whose_file_is_newer_uses_its_file():
-    stage = Stage(law=Law(policy.read(document(8, "us"), WORLD, "x").over(WORLD)))
+    stage = Stage(law=Law(law_document.read(document(8, "us"), WORLD, "x").over(WORLD)))
     assert stage.apply(snapshot(document(3))) == []
     assert stage.lawful() == {"virginia"}
     assert stage.refused == ["law_older"]
@@ -139,7 +139,7 @@ def test_a_different_law_of_the_same_epoch_changes_nothing_and_is_logged(stage):
 
 
 def test_the_file_s_own_law_in_etcd_names_its_author(stage):
-    law = policy.encode(policy.document_of(WORLD), 1, "ann", "as ever", "2026-05-01T12:00:00Z")
+    law = law_document.encode(law_document.document_of(WORLD), 1, "ann", "as ever", "2026-05-01T12:00:00Z")
     assert stage.apply(snapshot(law)) == [1]
     assert (stage.book.status()["source"], stage.refused) == ("etcd", [])
 
@@ -414,7 +414,7 @@ def test_a_start_never_goes_below_the_newest_law_seen(tmp_path):
 
 def test_a_newer_topology_file_goes_before_what_is_on_disk(tmp_path):
     Stage(state=kept(tmp_path)).apply(snapshot(document(5, "us")))
-    newer = Stage(law=Law(policy.read(document(8), WORLD, "x").over(WORLD)), state=kept(tmp_path))
+    newer = Stage(law=Law(law_document.read(document(8), WORLD, "x").over(WORLD)), state=kept(tmp_path))
     newer.book.remember()
     assert (newer.adopted, newer.book.law.epoch) == ([], 8)
 

@@ -19,14 +19,14 @@ from topology.model import Key, Residency, Rule, Tenant, Topology
 from topology.problems import Problem, TopologyError, path_of
 from topology.reach import stranded_problems
 from topology.references import law_problems
-from topology.schema import PolicyDoc, problems_of
+from topology.schema import LawDoc, problems_of
 
 DOCUMENT_LIMIT_BYTES = 1024 * 1024  # what a key of etcd holds: some 4,000 tenants
 PROBLEMS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class LawDocument:
     """A law read: what `over` puts in the place of a topology's own. `at` is the author's clock, for people alone."""
 
     epoch: int
@@ -41,22 +41,22 @@ class Policy:
         return replace(topology, epoch=self.epoch, tenants=self.tenants, models=self.models)
 
 
-def read(document: bytes, topology: Topology, source: str) -> Policy:
+def read(document: bytes, topology: Topology, source: str) -> LawDocument:
     """The law in a JSON document, for the map of this topology. TopologyError holds (at most 100) problems at once."""
     raw, doubles = _decoded(document, source)
     law = {"models": raw.get("models"), "tenants": raw.get("tenants")}
     problems = list(doubles)
     try:
-        doc = PolicyDoc.model_validate(raw)
+        doc = LawDoc.model_validate(raw)
     except ValidationError as error:
         doc = None
-        problems += problems_of(error, PolicyDoc)[:PROBLEMS_MAX]
+        problems += problems_of(error, LawDoc)[:PROBLEMS_MAX]
     whole = {**_map_of(topology), **law}
     problems += islice(law_problems(whole), PROBLEMS_MAX)
     problems += stranded_problems(whole, problems)
     if doc is None or problems:
         raise TopologyError(source, problems[:PROBLEMS_MAX])
-    return Policy(doc.epoch, doc.author, doc.why, doc.at, tenants_of(doc.tenants), rules_of(doc.models))
+    return LawDocument(doc.epoch, doc.author, doc.why, doc.at, tenants_of(doc.tenants), rules_of(doc.models))
 
 
 def _decoded(document: bytes, source: str) -> tuple[dict[str, Any], list[Problem]]:
