@@ -174,6 +174,8 @@ ENGINE_KEY_REFUSED = _declare(Source.TRANSPORT, "engine_key_refused", retryable=
 # An engine, or a proxy before it, redirects (3xx). Neither the balancer nor the client follows: the law knows no such
 # place.
 ENGINE_REDIRECTS = _declare(Source.TRANSPORT, "engine_redirects", retryable=True)
+# What answers is a web page, which no engine sends: a proxy's where one signs in, or another server's at its address.
+NO_ENGINE_THERE = _declare(Source.TRANSPORT, "no_engine_there", retryable=True)
 # An engine, or a proxy before it, says that it takes no request now, and did nothing for this one: while it loads its
 # model or stops (503), or for its load alone (429). If no other takes the request, its own words are the answer.
 ENGINE_UNAVAILABLE = _declare(Source.TRANSPORT, "engine_unavailable", retryable=True)

@@ -107,6 +107,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.KEPT_CLOSED: (502, "server_error"),
     outcome.ENGINE_KEY_REFUSED: (502, "server_error"),
     outcome.ENGINE_REDIRECTS: (502, "server_error"),
+    outcome.NO_ENGINE_THERE: (502, "server_error"),
     outcome.ENGINE_UNAVAILABLE: (503, "overloaded_error"),
     outcome.ENGINE_BUSY: (429, "overloaded_error"),
     outcome.DIED_MID_STREAM: (502, "server_error"),

@@ -106,7 +106,7 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self.live: dict[str, ActiveRequest] = {}
         self._quiet: dict[Address, list[AttemptRun]] = {}  # attempts that the last sweep found silent
-        self._dark: set[Address] = set()  # upstreams to which the network path is broken, by other evidence
+        self._broken_paths: set[Address] = set()  # upstreams to which the network path is broken, by other evidence
         self.unsalted_until: dict[Address, float] = {}  # see AttemptOwner
         self._news: list[tuple[Event, float]] = []  # events held until the bytes they came with are sent
         self.begin_anew: Callable[[ActiveRequest, Request], None] | None = None  # for another model; main sets it
@@ -523,19 +523,19 @@ class Relay:
     def channel(self, address: Address, up: bool) -> None:
         """Another connection to this upstream broke, or works again: ours may be dead without notice."""
         if up:
-            self._dark.discard(address)
+            self._broken_paths.discard(address)
             return
-        self._dark.add(address)
+        self._broken_paths.add(address)
         self.pool.give_up(address)
         for active in self.live.values():
             attempt, forward = active.attempt, active.forward
             if isinstance(attempt, AttemptRun) and forward is not None and forward.address == address:
                 attempt.inquiry.path_broke = True
 
-    def is_dark(self, attempt: AttemptRun) -> bool:
+    def path_is_broken(self, attempt: AttemptRun) -> bool:
         """Whether the connection to the attempt's upstream is known to be broken now."""
         forward = attempt.active.forward
-        return bool(self._dark) and forward is not None and forward.address in self._dark
+        return bool(self._broken_paths) and forward is not None and forward.address in self._broken_paths
 
     def quiet(self, address: Address) -> list[AttemptRun]:
         """The attempts at an upstream to inquire about, the longest silent first; at most ASKED_MAX."""

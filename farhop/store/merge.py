@@ -57,7 +57,7 @@ class Merged:
         self._listed: dict[str, dict[str, KeyValue]] = {hub: {} for hub in hubs}
         self._silent = set(self._listed)  # that have not said anything yet
         self._lost: dict[str, str] = {}
-        self._dark = False
+        self._all_lost = False
         self._emitted: dict[str, KeyValue] | None = None
         self._revision = 0
 
@@ -71,7 +71,7 @@ class Merged:
         if change.kind is ChangeKind.LOST:
             return self._lose(hub, change.why)
         self._lost.pop(hub, None)
-        self._dark = False
+        self._all_lost = False
         if change.kind is ChangeKind.SNAPSHOT:
             self._listed[hub] = {entry.key: entry for entry in change.entries}
             return [] if self._silent else [self._snapshot()]
@@ -86,9 +86,9 @@ class Merged:
         self._lost[hub] = why
         if len(self._lost) < len(self._listed):
             return [self._snapshot()] if self._emitted is None and not self._silent else []
-        if self._dark:
+        if self._all_lost:
             return []
-        self._dark = True
+        self._all_lost = True
         why = "; ".join(f"{name}: {why}" for name, why in sorted(self._lost.items()))
         return [Change(ChangeKind.LOST, why=why)]
 

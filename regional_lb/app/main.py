@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from farhop.balance.machine import Request, Usage
+    from farhop.balance.outcome import Outcome
     from farhop.relay.active import ActiveRequest
     from farhop.store.contract import Store
     from farhop.store.etcd_settings import EtcdSettings
@@ -231,8 +232,11 @@ class RegionalBalancer:
             warn=self._warn,
             watched=self._listen_to_kv_events,
         )
-        self.flow.models_doubted = self.watcher.models_doubted
+        self.flow.replicas.doubted = self._doubted
         self.kv_listener: KvListener | None = None
+
+    def _doubted(self, name: str, reason: Outcome) -> None:
+        asyncio.get_running_loop().call_soon(self.watcher.doubted, name, reason)  # the machine is amid an event now
 
     def _follow_store(self, rng: Random, store: Store | None) -> None:
         """Build what follows etcd: the law, overrides, model names, keys."""

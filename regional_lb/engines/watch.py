@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import grpc
 from msgspec.structs import replace
 
+from farhop.balance import outcome
 from farhop.relay.upstream.fetch import FetchError
 from farhop.relay.upstream.pool import Pool, UpstreamLimits
 from farhop.service.process.tasks import Tasks
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from farhop.balance.machine import Address, Event
+    from farhop.balance.outcome import Outcome
     from regional_lb.engines.config import EnginesConfig, ReplicaConfig
     from regional_lb.engines.members import Listing
     from regional_lb.fleet.view import Sample
@@ -268,9 +270,14 @@ class Watcher:
         if self._models_ruled():
             self._hold_back(one)
 
-    def models_doubted(self, name: str) -> None:
-        """A replica answered that it does not serve a model that it was asked for: it is asked what it serves."""
-        if (one := self._observed.get(name)) is not None:
+    def doubted(self, name: str, reason: Outcome) -> None:
+        """A request found that nothing listens at a replica's address, or that it does not serve the model."""
+        if (one := self._observed.get(name)) is None:
+            return
+        if reason is outcome.CONNECT_FAILED:
+            for other in tuple(self._at[one.config.address]):
+                self._replaced(other)  # what listens there next is another process
+        else:
             one.models_doubted.set()
 
     def _hold_back(self, one: _Observed) -> None:

@@ -84,6 +84,9 @@ _GAVE_UP = {
         "the engines of this model here answer with redirects, which are not followed: their operator must set the "
         "`url` that answers itself"
     ),
+    outcome.NO_ENGINE_THERE: (
+        "what answers for the engines of this model here is a web page: their operator must correct their `url`"
+    ),
     outcome.MODEL_NOT_SERVED: "no engine here serves this model any more",
     **dict.fromkeys(outcome.DECLINED, "no engine of this model here takes a request now"),
     outcome.WHOLE_ANSWER_TIMEOUT: (
@@ -152,8 +155,6 @@ class RegionalFlow:
         self.accepted_bytes = AcceptedBytes()
         self.news = 0  # a count of events that changed something: engines at rest report the same again and again
         self.wake: Callable[[], None] | None = None  # set by what waits for news: to be called at least once
-        # Set by what asks replicas which models they serve: to be called with one that was wrongly known to serve one.
-        self.models_doubted: Callable[[str], None] = lambda _replica: None
         self._suspects, self.overdue_requests = Suspects(), OverdueRequests()
         self.refusals = Refusals()
         self.requests: dict[str, RequestState] = {}
@@ -361,8 +362,6 @@ class RegionalFlow:
         else:
             self.replicas.failed(failed, event.outcome, now, sent_at, state.request.tenant)
             self.replicas.lingers(held, sent_at, now, event.outcome)
-            if event.outcome is outcome.MODEL_NOT_SERVED:
-                self.models_doubted(failed)
         self._broke_off(state, event.outcome, now)
         if state.started and isinstance(event, machine.AttemptFailed) and event.resumable:
             return [*self._resume(state, failed, event, now), *self._fill(failed, now)]

@@ -120,6 +120,8 @@ class Engine:
             )
         if self.behaviour == "error":
             return web.json_response({"error": {"message": self.complaint, "code": "bad"}}, status=self.status)
+        if self.behaviour == "page":
+            return web.Response(text="<html>who are you?</html>", content_type="text/html")
         if self.behaviour == "wait":
             await self.release.wait()
         if self.behaviour == "vanish":

@@ -4,6 +4,7 @@ it, the engine's own words are the answer."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from random import Random
 
@@ -18,6 +19,7 @@ from inprocess import (
     regional_config,
     send,
     streaming,
+    tenant,
     topology,
     until,
 )
@@ -173,3 +175,44 @@ async def test_a_path_that_one_engine_lacks_is_asked_for_at_another(engine: Engi
             for port in (up.client, up.entry):
                 answer = await send(port, chat(body=body, path=path))
                 assert (answer.status, answer.code) == (501, "path_not_supported_by_engine")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_web_page_from_an_engine_s_address_is_no_answer(engine: Engine, stream: bool) -> None:
+    body = streaming() if stream else None
+    async with Engine().running() as other:
+        replicas = [
+            {"url": f"http://{one.address}", "models": [MODEL], "name": name}
+            for name, one in (("engine", engine), ("proxy", other))
+        ]
+        async with both(engine, WORLD, regional={"replicas": replicas}) as up:
+            await until(lambda: all(r["state"] == "up" for r in up.regional.tier_admin.status()["replicas"]))
+            other.behaviour = "page"
+            for port in (up.entry, up.client):
+                assert {(await send(port, chat(body=body))).status for _ in range(6)} == {200}
+            assert other.seen
+            engine.behaviour = "page"
+            answer = await send(up.client, chat(body=body))
+            assert (answer.status, answer.code) == (502, "no_engine_there")
+            assert "no_engine_there" in (await send(up.entry, chat(body=body))).json["error"]["message"]
+
+
+async def test_a_refused_request_has_the_next_process_there_say_what_it_serves_before_it_gets_work() -> None:
+    """Where the law has rules of models, and no connection rests there whose end would tell."""
+    world = topology(tenant("ruled", models={"secret": {"deny": ["us"]}}))
+    async with AsyncExitStack() as place:
+        engine = await place.enter_async_context(Engine().running())
+        engine.models = [{"id": MODEL}]
+        seldom = {"probe_s": 0.05, "scrape_s": 0.05}
+        async with both(engine, world, regional={"watch": seldom}) as up:
+            seen = up.regional.watcher._observed["one"]
+            await until(lambda: seen.able)
+            for task in seen.tasks:
+                task.cancel()  # nobody but requests looks there from now on
+            up.regional.watcher._pool.on_closed = lambda _address, _rested_s: None
+            await asyncio.wait(seen.tasks)
+            assert seen.able
+            await place.aclose()
+            assert (await send(up.client, chat())).status >= 500
+            await until(lambda: not seen.able)
+            assert not seen.models_known

@@ -50,7 +50,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
     """The text of one attempt's answer, as far as the next turn's prompt repeats it."""
 
     _of: AnswerChain
-    _deaf: bool = False
+    _missed: bool = False
     pieces: bytearray = msgspec.field(default_factory=bytearray)  # as the engine wrote them, escapes and all
     _text: bytes = b""
 
@@ -64,7 +64,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
 
     def feed(self, events: bytes) -> None:
         """Take complete events of a stream."""
-        if self._deaf:
+        if self._missed:
             return
         pieces = self.pieces
         pieces += b"".join(_PIECES[self._of.key](events))
@@ -73,7 +73,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
 
     def add(self, piece: bytes) -> None:
         """The text of one event, as JSON spells it, from a caller that knows it already."""
-        if self._deaf:
+        if self._missed:
             return
         pieces = self.pieces
         pieces += piece
@@ -87,7 +87,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
 
     def miss(self) -> None:
         """Something passed unread: neither what was read before nor what follows can be used."""
-        self.pieces, self._deaf = bytearray(), True
+        self.pieces, self._missed = bytearray(), True
 
     def result(self) -> tuple[tuple[int, ...], int]:
         """At the end: the chain of prompt and answer, and the answer's bytes; () and 0 if unknown."""

@@ -15,7 +15,7 @@ from farhop.relay.active import DeclinedAnswer
 from farhop.relay.formats.openai import without_salt
 from farhop.relay.formats.transcript import Transcript
 from farhop.relay.upstream import engine_faults, orca
-from farhop.relay.upstream.engine_faults import FaultTap, RefusalTap
+from farhop.relay.upstream.engine_faults import FaultTap, PageTap, RefusalTap
 from farhop.relay.upstream.tap import ERROR, BodyTap, EchoTap, StreamTap
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class AttemptOwner(Protocol):
     def answer_head(self, active: ActiveRequest, upstream_timing: bytes) -> bytes:
         """Our header lines on an answer that began. `upstream_timing` is the upstream's own server-timing."""
 
-    def is_dark(self, attempt: AttemptRun) -> bool:
+    def path_is_broken(self, attempt: AttemptRun) -> bool:
         """Whether the way to its upstream is broken now."""
 
     def began(self, attempt: AttemptRun, status: int, now: float) -> None:
@@ -194,6 +194,8 @@ class AttemptRun:
             self._tap = EchoTap(self._transcript, self.active.geo)  # it becomes longer by what is repeated
         elif content_type.startswith(b"application/json"):
             self._tap, self._length = BodyTap(self._transcript), answer.length
+        elif content_type.startswith(b"text/html") and answer.status < 400:
+            self._tap, self._length = PageTap(), answer.length
         else:
             self._length = answer.length
 
@@ -447,7 +449,7 @@ class AttemptRun:
         if self.began:
             self._pause_s = max(self._pause_s, self._silent_s if silent_s < self._silent_s else 0.0)
             self._silent_s, most_s = silent_s, limits.between_bytes_s
-            if silent_s > (stall_s(self._pause_s, most_s) if self.owner.is_dark(self) else most_s):
+            if silent_s > (stall_s(self._pause_s, most_s) if self.owner.path_is_broken(self) else most_s):
                 self._give_up(outcome.STALLED)
         elif self.active.request.stream:
             if silent_s > limits.first_byte_s:

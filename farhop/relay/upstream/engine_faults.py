@@ -115,11 +115,16 @@ def is_unsupported(body: bytes) -> bool:
         known: Any = any_json(body) if body else {}
     except (msgspec.DecodeError, UnicodeDecodeError):
         plain = (b"Not Found", b"404 page not found", b"File Not Found", b"404: Not Found")
-        return body.strip() in plain or body.lstrip().startswith(b"<")
+        return body.strip() in plain or is_page(body)
     if isinstance(known, dict) and isinstance(error := known.get("error"), dict):  # llama.cpp's, and vLLM's own
         nowhere = error.get("message") in ("Not Found", "File Not Found")
         return nowhere or error.get("type") == "not_supported_error"
     return known == {} or known in _NOWHERE
+
+
+def is_page(body: bytes) -> bool:
+    """Whether it begins like HTML."""
+    return body.lstrip().startswith(b"<")
 
 
 def lacks_model(body: bytes) -> bool:
@@ -250,6 +255,25 @@ class RefusalTap:
         if self.salt_unknown:
             self.held = held
         return b"" if self.reason is not None or self.salt_unknown else held
+
+
+class PageTap(RefusalTap):
+    """For an answer that calls itself HTML: it is a refusal if it begins so. There are engines that call JSON so."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(is_page, outcome.NO_ENGINE_THERE)
+
+    def feed(self, data: bytes) -> bytes:
+        """Hold back what begins like HTML, as far as that is to be known."""
+        if self._passes or is_page(self.held):
+            return data if self._passes else b""
+        self.held += data
+        if is_page(self.held) or (not self.held.strip() and len(self.held) <= REFUSAL_BYTES_MAX):
+            return b""
+        self._passes, data, self.held = True, self.held, b""
+        return data
 
 
 class FaultTap:

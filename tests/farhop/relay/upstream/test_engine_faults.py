@@ -17,6 +17,7 @@ from farhop.balance.outcome import Outcome
 from farhop.relay.upstream import engine_faults
 from farhop.relay.upstream.engine_faults import (
     FaultTap,
+    PageTap,
     RefusalTap,
     in_event,
     in_text,
@@ -217,6 +218,19 @@ def test_a_refusal_by_a_real_engine_does_not_count_as_its_failure(page: Page) ->
 def test_the_page_of_a_web_server_is_no_engine_s() -> None:
     assert is_unsupported(b"\r\n<html>\r\n<head><title>404 Not Found</title></head>")
     assert not is_unsupported(b"model < 3 not found")
+
+
+@pytest.mark.parametrize("size", [1, 7, 9000])
+def test_html_is_no_answer_and_what_is_only_called_so_is_one(size: int) -> None:
+    def passed(body: bytes) -> tuple[bytes, Outcome | None]:
+        made = PageTap()
+        given = b"".join(made.feed(body[at : at + size]) for at in range(0, len(body), size)) + made.finish()
+        assert made.held_bytes == 0
+        return given, made.reason
+
+    assert passed(b"\r\n <!doctype html>" + b"x" * 6000) == (b"", outcome.NO_ENGINE_THERE)
+    for body in (b'\n{"choices":[{"text":"<html>"}]}', b"", b" " * 9000 + b"<html>"):
+        assert passed(body) == (body, None)
 
 
 @pytest.mark.parametrize(
