@@ -164,10 +164,6 @@ class GatewayRun(AttemptRun):
         self._tap = None
         self._begin(b"")
 
-    def _may_be_unsupported(self) -> bool:
-        """It could not be sent elsewhere."""
-        return False
-
     def _is_sent_again(self, body: bytes, address: Address) -> bool:  # noqa: ARG002 - the next requests go without
         """A gateway sends each request once: the engine's refusal is the answer."""
         return False

@@ -24,6 +24,7 @@ from inprocess import (
     until,
 )
 
+from farhop.balance import outcome
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from global_lb.app.main import GlobalBalancer
 from regional_lb.app.main import RegionalBalancer
@@ -109,6 +110,9 @@ async def test_what_no_engine_of_one_region_takes_now_another_region_serves(
         refuses(engines["frankfurt"], status)
         answer = await send(entry, chat())
         assert (answer.status, answer.json["error"]["message"]) == (status, WORDS[status])
+        if status == 404:
+            engines["virginia"].status = 401  # our key is refused: it may well serve the model
+            assert (await send(entry, chat())).status == 503
 
 
 async def test_engine_started_again_with_another_model_is_asked_at_once_what_it_serves(engine: Engine) -> None:
@@ -142,13 +146,16 @@ async def test_engine_started_again_with_another_model_is_asked_at_once_what_it_
             await until(lambda: of("changes") == {MODEL})
 
 
-async def test_model_that_one_engine_lacks_and_another_does_not_take_now_is_no_missing_model(engine: Engine) -> None:
+@pytest.mark.parametrize("names", [("lacks", "loads"), ("loads", "lacks")])
+async def test_model_that_one_engine_lacks_and_another_does_not_take_now_is_no_missing_model(
+    engine: Engine, names: tuple[str, str]
+) -> None:
+    """In whichever order they are asked."""
     async with Engine().running() as other:
-        replicas = [
-            {"url": f"http://{one.address}", "models": [MODEL], "name": name}
-            for name, one in (("lacks", engine), ("loads", other))
-        ]
-        async with both(engine, WORLD, regional={"replicas": replicas}) as up:
+        places = {"lacks": engine.address, "loads": other.address}
+        replicas = [{"url": f"http://{places[name]}", "models": [MODEL], "name": name} for name in names]
+        in_turn = {"replicas": replicas, "policy": {"name": "round-robin"}}
+        async with both(engine, WORLD, regional=in_turn) as up:
             await until(lambda: all(r["state"] == "up" for r in up.regional.tier_admin.status()["replicas"]))
             refuses(engine, 404)
             refuses(other, 503)
@@ -212,6 +219,10 @@ async def test_a_refused_request_has_the_next_process_there_say_what_it_serves_b
             up.regional.watcher._pool.on_closed = lambda _address, _rested_s: None
             await asyncio.wait(seen.tasks)
             assert seen.able
+            seen.models_doubted.clear()
+            up.regional.flow.replicas.doubted("one", outcome.MODEL_NOT_SERVED)
+            assert not seen.models_doubted.is_set()  # only when the machine's event is over
+            await until(seen.models_doubted.is_set)
             await place.aclose()
             assert (await send(up.client, chat())).status >= 500
             await until(lambda: not seen.able)

@@ -171,8 +171,8 @@ class AttemptRun:
         if (load := known.get(orca.HEADER)) is not None and not self.owner.upstream_is_tier:
             self.load = orca.read(load)
         content_type = known.get(b"content-type", b"").lower()
-        # There are engines without any one of the paths: one that embeds has none for chats.
-        if answer.status in (404, 405, 501) and not self.owner.upstream_is_tier:
+        # There are engines without any one of the paths: one that embeds has none for chats. Another may have it.
+        if answer.status in (404, 405, 501) and not (self.owner.upstream_is_tier or self.active.request.once):
             self._tap = RefusalTap(engine_faults.is_unsupported, outcome.PATH_UNSUPPORTED)
         elif answer.status in engine_faults.TOO_LONG_STATUSES and self._may_be_held_elsewhere():
             self._tap = RefusalTap(engine_faults.is_too_long, outcome.TOO_LONG, salted=self._may_be_salted())

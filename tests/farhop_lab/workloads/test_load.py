@@ -391,11 +391,12 @@ def test_of_an_own_log_that_breaks_off_the_rows_before_are_kept_with_skip(tmp_pa
     assert complaint.endswith("; nothing from there on was read")
 
 
-def test_an_own_log_that_breaks_off_at_once_is_an_error_with_skip_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("skip", [False, True])
+def test_an_own_log_that_breaks_off_at_once_is_an_error_with_skip_too(tmp_path: Path, skip: bool) -> None:
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(LOG.encode())[:12])
-    with pytest.raises(TraceError, match=r"; give a whole, readable file"):
-        load.own_log(path, {}, skip=True)
+    with pytest.raises(TraceError, match=r"; give a whole, readable file$"):
+        load.own_log(path, {}, skip=skip)
 
 
 def test_the_pause_after_an_answer_of_unknown_duration_is_unknown(tmp_path: Path) -> None:

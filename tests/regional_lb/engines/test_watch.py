@@ -804,7 +804,21 @@ async def test_what_requests_find_has_a_replica_asked_at_once_and_held_back_if_n
         found.ready.clear()
         found.watcher.doubted("one", outcome.CONNECT_FAILED)
         assert (found.probes, found.ready) == ([("one", True), ("two", True)], [False, False])
+        assert all(one.models_doubted.is_set() for one in seen.values())
         await until(lambda: all(one.ready for one in seen.values()))
+
+
+async def test_requests_have_a_replica_asked_what_it_serves_no_more_often_than_it_is_probed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str | None] = []
+    seldom = {"probe_s": 60.0, "models_s": 86400.0}
+    async with engine([listing("m")], asked) as url, watching(monkeypatch, {"one": url}, **seldom) as found:
+        await until(lambda: found.watcher._observed["one"].ready)
+        for _ in range(50):
+            found.watcher.doubted("one", outcome.MODEL_NOT_SERVED)
+            await asyncio.sleep(0.005)
+        assert len(asked) <= 2  # by its first probe, and beside it
 
 
 async def test_model_lists_of_many_engines_at_once_make_few_views(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,25 +146,47 @@ async def test_an_engines_redirect_is_not_passed_to_the_client(answers: int, sta
         assert not any(one.held)
 
 
+@pytest.mark.parametrize("status", [501, 503])
 @pytest.mark.parametrize(("modes", "ends"), [((DUPLEX, NONE), False), ((DUPLEX, NONE), True), ((DUPLEX, DUPLEX), True)])
 async def test_a_failure_whose_body_is_unseen_or_missing_is_answered_from_here(
-    modes: tuple[int, int], ends: bool
+    modes: tuple[int, int], ends: bool, status: int
 ) -> None:
     async with stage(1) as one:
         stream = one.stream()
         stream.take(asked(modes=modes))
         stream.take(body(CHAT))
         sent(stream)
-        failed = answered(b"503", ("content-type", b"text/plain"), ("content-length", b"0" if ends else b"999"))
+        size = b"0" if ends else b"999"
+        failed = answered(b"%d" % status, ("content-type", b"text/plain"), ("content-length", size))
         failed.response_headers.end_of_stream = ends
         stream.take(failed)
         (found,) = sent(stream)
-        assert found.immediate_response.status.code == 503
+        assert found.immediate_response.status.code == status
         assert msgspec.json.decode(found.immediate_response.body)["error"]["code"] == "engine_error"
         names = [one.header.key for one in found.immediate_response.headers.set_headers]
         assert "content-length" not in names
         assert {"content-type", "x-farhop-decision"} <= {*names}
         assert stream.is_over
+        assert not any(one.held)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "said"),
+    [(b"404", b"application/json", b'{"detail":"Not Found"}'), (b"403", b"text/html", b"<html>no</html>")],
+)
+async def test_a_refusal_by_the_chosen_engine_passes_as_it_is(status: bytes, kind: bytes, said: bytes) -> None:
+    """That it lacks the path is not said of all engines: no other is asked, the gateway sends each request once."""
+    async with stage() as one:
+        stream = one.stream()
+        stream.take(asked())
+        stream.take(body(CHAT))
+        sent(stream)
+        stream.take(answered(status, ("content-type", kind)))
+        stream.take(response_piece(said))
+        found = sent(stream)
+        assert [each.WhichOneof("response") for each in found] == ["response_headers", "response_body"]
+        assert text_of(found, of_request=False) == (said, 1)
+        stream.gone()
         assert not any(one.held)
 
 
