@@ -39,8 +39,8 @@ def set_bias(region: str, ms: float, why: str, by: str | None, length: str, flee
     here = fleet_options.fleet(region)
 
     async def effects(store: Store) -> Sequence[str]:
-        world = await in_force(store, here.topology)
-        return effect.biased(world, await here.statuses(), region) if world is not None else ()
+        topology = await in_force(store, here.topology)
+        return effect.biased(topology, await here.statuses(), region) if topology is not None else ()
 
     made = Leased(document.key, {"region": region}, value, document.for_s, effects=effects)
     return leased.put(BIAS, here, made, fleet_options)
@@ -75,10 +75,10 @@ def set_pin(
             await setting.warn_unserved(here, [model] if model else [])
 
     async def effects(store: Store) -> Sequence[str]:
-        world = await in_force(store, here.topology)
-        if world is None:
+        topology = await in_force(store, here.topology)
+        if topology is None:
             return ()
-        return effect.pinned(world, await here.statuses(), region, tenant, model, strict=strict)
+        return effect.pinned(topology, await here.statuses(), region, tenant, model, strict=strict)
 
     made = Leased(document.key, _whom(tenant, model), value, document.for_s, check, effects)
     return leased.put(PIN, here, made, fleet_options)

@@ -15,8 +15,8 @@ from farhop.config import ConfigError, parsed
 from farhop.store.envelope import bare, is_sealed
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail
-from topology import load as worlds
-from topology import policy
+from topology import law_document
+from topology import load as topologies
 from topology.law import Law, Scope
 from topology.model import Tenant, Topology
 from topology.problems import Problem, TopologyError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from farhop.service.config.process import Process
     from global_lb.app.config import GlobalConfig
     from regional_lb.app.config import RegionalConfig
-    from topology.policy import Policy
+    from topology.law_document import LawDocument
 
 NAMES_SHOWN_MAX = 8
 LAW_BYTES_MAX = 4 * 1024 * 1024
@@ -51,7 +51,7 @@ class Checked:
     above: GlobalConfig | None = None
     below: RegionalConfig | None = None
     entry: DnsConfig | AnycastConfig | None = None
-    policy: Policy | None = None
+    law: LawDocument | None = None
 
     @property
     def config(self) -> GlobalConfig | RegionalConfig | None:
@@ -104,7 +104,7 @@ def _checked(path: Path, kind: str, no_secrets: bool) -> Checked:
     one = Checked(path, kind)
     try:
         if kind == "topology":
-            one.topology = worlds.load(path)
+            one.topology = topologies.load(path)
         elif kind == "scenario":
             one.problems = [
                 Problem("", "a scenario, which is no part of a fleet", f"check it with `farhop sim {path}`")
@@ -131,19 +131,19 @@ def _configuration(one: Checked, absent: list[str] | None) -> None:
 
     if one.kind == "regional":
         below = load(RegionalConfig, one.path, absent)
-        one.topology = world = stores.world(below)
-        one.hubs = tuple(sorted(_tried(one, lambda: stores.home_hubs(below, world, below.remote_hub)) or ()))
+        one.topology = topology = stores.topology_of(below)
+        one.hubs = tuple(sorted(_tried(one, lambda: stores.home_hubs(below, topology, below.remote_hub)) or ()))
         _tried(one, lambda: stores.state(below, one.kind))
-        _tried(one, lambda: below.collector_in(world))
+        _tried(one, lambda: below.collector_in(topology))
         one.below = below
         one.problems += _reached(below, absent)
         return
     above = load(GlobalConfig, one.path, absent)
-    one.topology = world = stores.world(above)
-    one.hubs = tuple(sorted(_tried(one, lambda: stores.hubs(above, world)) or ()))
+    one.topology = topology = stores.topology_of(above)
+    one.hubs = tuple(sorted(_tried(one, lambda: stores.hubs(above, topology)) or ()))
     steps: tuple[Callable[[], object], ...] = (
-        lambda: stores.state(above, one.kind), lambda: above.routes_in(world), lambda: above.collector_in(world),
-        lambda: above.signer_in(world),
+        lambda: stores.state(above, one.kind), lambda: above.routes_in(topology), lambda: above.collector_in(topology),
+        lambda: above.signer_in(topology),
     )  # fmt: skip
     for step in steps:
         _tried(one, step)
@@ -202,22 +202,22 @@ def _entry(one: Checked, absent: list[str] | None) -> None:
 
     if one.kind == "anycast":
         announced = load(AnycastConfig, one.path, absent)
-        one.topology = stores.world(announced)
+        one.topology = stores.topology_of(announced)
         announced.announced(one.topology)
         one.entry = announced
         return
     served = load(DnsConfig, one.path, absent)
-    one.topology = world = stores.world(served)
-    one.hubs = tuple(sorted(_tried(one, lambda: stores.hubs(served, world)) or ()))
+    one.topology = topology = stores.topology_of(served)
+    one.hubs = tuple(sorted(_tried(one, lambda: stores.hubs(served, topology)) or ()))
     try:
-        zones.check(served.plans(), Law(world))
+        zones.check(served.plans(), Law(topology))
         if served.publish is None:
             zones.check_servers(served.plans())
     except zones.ZoneError as error:
         one.problems.append(f"zones: {error}")
     for zone in served.zones:
         _tried(one, zone.keys)
-    _tried(one, lambda: client_networks.read(served.networks, world))
+    _tried(one, lambda: client_networks.read(served.networks, topology))
     one.entry = served
 
 
@@ -229,16 +229,16 @@ def _law(path: Path, document: _Document, maps: list[Topology]) -> Checked:
     signed: _Document = {name: document[name] for name in ("epoch", "author", "why", "at") if name in document}
     unsigned = {name: value for name, value in document.items() if name not in signed}
     header: _Document = {"epoch": 1, "author": "nobody", "why": "checked", "at": _ERA, **signed}
-    encoded = bare(path.read_bytes().strip()) if not document else policy.encode(unsigned, **header)
-    for world in maps:
+    encoded = bare(path.read_bytes().strip()) if not document else law_document.encode(unsigned, **header)
+    for topology in maps:
         try:
-            one.policy = policy.read(encoded, world, str(path))
+            one.law = law_document.read(encoded, topology, str(path))
         except TopologyError as error:
             one.problems += [problem for problem in error.problems if problem not in one.problems]
-    if one.policy is not None and not one.problems and not document:
-        newest = max(world.epoch for world in maps)
-        if one.policy.epoch <= newest:
-            one.problems = [f"epoch: {one.policy.epoch} is not above {newest}, the topology's; sign it again"]
+    if one.law is not None and not one.problems and not document:
+        newest = max(topology.epoch for topology in maps)
+        if one.law.epoch <= newest:
+            one.problems = [f"epoch: {one.law.epoch} is not above {newest}, the topology's; sign it again"]
     return one
 
 
@@ -344,17 +344,17 @@ def _one_secret(above: GlobalConfig, below: RegionalConfig) -> bool:
 def _notes(files: list[Checked]) -> list[str]:
     """Not errors, but perhaps not intended."""
     notes = [f"{one.path}: not checked, as it is not here: {what}" for one in files for what in one.absent]
-    policies = [one.policy for one in files if one.policy is not None]
+    laws = [one.law for one in files if one.law is not None]
     served = {one.below.region for one in files if one.below is not None}
     for one in files:
         if one.above is not None and one.topology is not None:
-            notes += _unknown_names(one.path, one.above, one.topology, policies)
+            notes += _unknown_names(one.path, one.above, one.topology, laws)
         if one.below is not None and one.topology is not None:
-            notes += _nearly_named(one.path, one.below, [one.topology, *policies])
-    world = next((one.topology for one in files if one.topology is not None), None)
-    if world is None or len(served) < 2 or any(one.problems for one in files):
+            notes += _nearly_named(one.path, one.below, [one.topology, *laws])
+    topology = next((one.topology for one in files if one.topology is not None), None)
+    if topology is None or len(served) < 2 or any(one.problems for one in files):
         return notes
-    for law in [Law(each.over(world)) for each in policies] or [Law(world)]:
+    for law in [Law(each.over(topology)) for each in laws] or [Law(topology)]:
         notes += [
             f"tenant {name}: none of its lawful regions has a balancer among these files"
             for name in law.topology.tenants
@@ -363,9 +363,9 @@ def _notes(files: list[Checked]) -> list[str]:
     return notes
 
 
-def _unknown_names(path: Path, config: GlobalConfig, world: Topology, policies: list[Policy]) -> list[str]:
+def _unknown_names(path: Path, config: GlobalConfig, topology: Topology, laws: list[LawDocument]) -> list[str]:
     """Regions and tenants in a configuration that the map and the law do not know."""
-    tenants = set(world.tenants).union(*(each.tenants for each in policies))
+    tenants = set(topology.tenants).union(*(each.tenants for each in laws))
     plaintext = config.tier_tls.plaintext_regions if config.tier_tls is not None else []
     named: dict[str, Iterable[str]] = {
         "proxies": config.proxies,
@@ -373,10 +373,10 @@ def _unknown_names(path: Path, config: GlobalConfig, world: Topology, policies: 
         "tier_tls.plaintext_regions": plaintext,
     }
     notes = [
-        f"{path}: {field_path}: {region} is no region of {world.name}; correct it, or leave it out"
+        f"{path}: {field_path}: {region} is no region of {topology.name}; correct it, or leave it out"
         for field_path, regions in named.items()
         for region in regions
-        if region not in world.regions
+        if region not in topology.regions
     ]
     for n, route in enumerate(config.routes):
         if route.tenant and route.tenant not in tenants:
@@ -386,7 +386,7 @@ def _unknown_names(path: Path, config: GlobalConfig, world: Topology, policies: 
     return notes
 
 
-def _nearly_named(path: Path, config: RegionalConfig, laws: Sequence[Topology | Policy]) -> list[str]:
+def _nearly_named(path: Path, config: RegionalConfig, laws: Sequence[Topology | LawDocument]) -> list[str]:
     """Rules of models that bind none here, since what is served differs from them in upper and lower case alone."""
     ruled = {model for law in laws for rules in (law, *law.tenants.values()) for model in rules.models}
     served = {model for replica in config.replicas for model in replica.served}
@@ -407,9 +407,9 @@ def _path(name: str) -> Path:
     if path.is_file():
         return path
     if name.endswith((".yaml", ".yml")) or "/" in name:
-        fail(f"{name}: no such file; give a topology, or one of: {', '.join(worlds.shipped_names())}")
+        fail(f"{name}: no such file; give a topology, or one of: {', '.join(topologies.shipped_names())}")
     try:
-        return worlds.shipped(name)
+        return topologies.shipped(name)
     except TopologyError as error:
         fail(str(error))
 
@@ -454,8 +454,8 @@ def _as_document(one: Checked) -> _Document:
     if config is not None:
         document |= {"tier": one.kind, "region": config.region, "instance": config.instance}
         return document | {"hubs": list(one.hubs)}
-    if one.policy is not None:
-        return document | {"tenants": sorted(one.policy.tenants), "models": sorted(one.policy.models)}
+    if one.law is not None:
+        return document | {"tenants": sorted(one.law.tenants), "models": sorted(one.law.models)}
     assert one.topology is not None  # otherwise it had an error
     return document | summed_up(one.topology)
 
@@ -466,8 +466,8 @@ def _print_fine(one: Checked) -> None:
         field_path = f"region {config.region}, instance {config.instance}"
         hubs = f", hubs {', '.join(one.hubs)}" if one.hubs else ""
         show.line(f"{one.path}: fine ({one.kind}, {field_path}, topology {one.topology.name}{hubs})")
-    elif one.policy is not None:
-        show.line(f"{one.path}: fine (a law for {len(one.policy.tenants)} tenants)")
+    elif one.law is not None:
+        show.line(f"{one.path}: fine (a law for {len(one.law.tenants)} tenants)")
     elif one.topology is not None:
         _print_world(summed_up(one.topology), str(one.path))
 

@@ -66,8 +66,8 @@ def put(
             _not_the_last(await in_force(store, here.topology), statuses, region)
 
     async def effects(store: Store) -> Sequence[str]:
-        world = await in_force(store, here.topology)
-        return effect.drained(world, await here.statuses(), region) if world is not None else ()
+        topology = await in_force(store, here.topology)
+        return effect.drained(topology, await here.statuses(), region) if topology is not None else ()
 
     under_way = "streams under way continue elsewhere at that pace, if they can" if move_streams else (
         "those under way finish"
@@ -126,13 +126,13 @@ async def _reporting(store: Store, region: str) -> None:
     fleet.known(region, {name[0] for name in names if name is not None}, "those that report to this etcd")
 
 
-def _not_the_last(world: Topology | None, statuses: list[Status], region: str) -> None:
+def _not_the_last(topology: Topology | None, statuses: list[Status], region: str) -> None:
     """End the command if a tenant would be left without a region, or if that cannot be known."""
-    if world is None:
+    if topology is None:
         _refuse(f"etcd alone does not show whether {region} is the last region of a tenant; give --config")
     if not statuses:
         _refuse(f"no global balancer answers, so it is unknown whether {region} is the last region of a tenant")
-    left = effect.stranded_by(world, statuses, region)
+    left = effect.stranded_by(topology, statuses, region)
     if left:
         more = f" and {len(left) - 5} more" if len(left) > 5 else ""
         _refuse(f"{region} is the last region serving {', '.join(left[:5])}{more}")

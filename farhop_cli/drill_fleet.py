@@ -30,7 +30,7 @@ from farhop_drill.probe import Client
 from farhop_drill.records import Records
 from farhop_lab.world import deployed, world_file
 from farhop_lab.world.world_file import WorldFile, WorldFileError
-from topology import policy
+from topology import law_document
 from topology.problems import quoted
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def model_of(drill: Drill, here: DrillFleet, listed: Sequence[reports.RegionRepo
 
 async def oracle_of(here: DrillFleet, store: Store) -> Oracle:
     """By the document of the present law: that of etcd if it is the later one, otherwise the topology's own."""
-    entry, document = await store.get(LAW_KEY), policy.document_of(here.topology)
+    entry, document = await store.get(LAW_KEY), law_document.document_of(here.topology)
     if entry is not None:
         stands = msgspec.json.decode(bare(entry.value), type=dict[str, Any])
         if int(stands.get("epoch") or 0) > here.topology.epoch:

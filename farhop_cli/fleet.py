@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from farhop.service.config.endpoints import ListenTls
-    from farhop.store.contract import Entry, Store
+    from farhop.store.contract import KeyValue, Store
     from farhop.store.documents.announce import AnnounceReport
     from farhop_cli import admin
     from farhop_cli.context_document import AdminPorts, Context
@@ -326,9 +326,9 @@ def _given(urls: Iterable[str]) -> tuple[Balancer, ...]:
 
 
 def _topology(name: str) -> Topology:
-    from topology import load as worlds
+    from topology import load as topologies
 
-    return worlds.load(Path(name) if name.endswith((".yaml", ".yml")) else worlds.shipped(name))
+    return topologies.load(Path(name) if name.endswith((".yaml", ".yml")) else topologies.shipped(name))
 
 
 def _configured(path: Path, admins: Sequence[str]) -> Fleet:
@@ -339,7 +339,7 @@ def _configured(path: Path, admins: Sequence[str]) -> Fleet:
 
     try:
         config = load(GlobalConfig, path, absent=[])  # an operator has none of a balancer's secrets
-        topology = stores.world(config)
+        topology = stores.topology_of(config)
         hubs = stores.hubs(config, topology)
     except (ConfigError, TopologyError) as error:
         fail(f"--config: {first_of(error)}; it must be a global balancer's configuration")
@@ -419,7 +419,7 @@ async def _listed(fleet: Fleet) -> tuple[list[Balancer], tuple[AnnounceReport, .
     return found, announcing, tuple(f"etcd: hub {hub}: {why}" for hub, why in unanswered.items())
 
 
-def _global(stands: Entry) -> Balancer | None:
+def _global(stands: KeyValue) -> Balancer | None:
     from farhop.store.documents import entry as entry_documents
 
     place = parse_instance_key(ENTRY_PREFIX, stands.key)
@@ -432,7 +432,7 @@ def _global(stands: Entry) -> Balancer | None:
     return _balancer("global", *place, report.admin_address, report.admin_tls)
 
 
-def _regional(stands: Entry) -> Balancer | None:
+def _regional(stands: KeyValue) -> Balancer | None:
     from farhop.store.documents import report as report_documents
 
     place = parse_report_key(stands.key)
@@ -479,11 +479,11 @@ async def _asked(fleet: Fleet) -> Fleet:
 
 async def _topology_of(http: admin.AdminClient, one: Balancer) -> Topology | None:
     from farhop_cli import admin
-    from topology import load as worlds
+    from topology import load as topologies
 
     try:
         document = await admin.get(http, one.at, "/topology")
-        return worlds.of(document, one.url) if document is not None else None
+        return topologies.of(document, one.url) if document is not None else None
     except (AdminError, TopologyError):
         return None  # the caller reports one that does not answer
 

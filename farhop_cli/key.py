@@ -28,7 +28,7 @@ from topology.problems import quoted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farhop.store.contract import Entry, Store
+    from farhop.store.contract import KeyValue, Store
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import FleetOptions
     from topology.model import Topology
@@ -134,7 +134,7 @@ def listed(tenant: str, fleet_options: FleetOptions) -> int:
     return setting.with_store(fleet_options.fleet(), work)
 
 
-async def _issued(store: Store, id_: str) -> tuple[Entry, IssuedKey]:
+async def _issued(store: Store, id_: str) -> tuple[KeyValue, IssuedKey]:
     """The key of this id. Ends the command if there is none that is valid."""
     if not id_ or "/" in id_:
         fail(f"ID: {quoted(id_)} is no key's id; see `farhop key list`")
@@ -156,7 +156,7 @@ async def issued_to(store: Store, id_: str) -> str | None:
     return one.tenant if one is not None else None
 
 
-def _read(entry: Entry) -> IssuedKey | None:
+def _read(entry: KeyValue) -> IssuedKey | None:
     try:
         one = issued_keys.decode(bare(entry.value))
     except DocumentError:
@@ -175,13 +175,15 @@ async def _all(store: Store) -> list[IssuedKey]:
     return sorted(found, key=lambda one: (one.tenant, one.at, one.id))
 
 
-def _lawful(one: IssuedKey, world: Topology | None) -> None:
+def _lawful(one: IssuedKey, topology: Topology | None) -> None:
     """End the command for a key that would never admit a request."""
-    if world is None:
+    if topology is None:
         return
-    if one.tenant not in world.tenants:
-        fail(f"TENANT: {quoted(one.tenant)} is no tenant of the law; there is {', '.join(sorted(world.tenants)[:16])}")
-    law = Law(world)
+    if one.tenant not in topology.tenants:
+        fail(
+            f"TENANT: {quoted(one.tenant)} is no tenant of the law; there is {', '.join(sorted(topology.tenants)[:16])}"
+        )
+    law = Law(topology)
     for place in one.within:
         if law.within(place) is None:
             fail(f"--within: {quoted(place)} is no place here; there is {', '.join(law.residencies()[:16])}")

@@ -1,6 +1,6 @@
 """`farhop law`: the law in etcd, shown, set, signed and its history. All balancers follow it; none is contacted.
 
-A law is checked against the world's map before it is written, all errors at once, and gets an epoch above all known
+A law is checked against the fleet's map before it is written, all errors at once, and gets an epoch above all known
 ones: no command goes back to an earlier epoch, and `unset` sets the topology's own law under a new one. Every write is
 a compare-and-set; replaced laws are kept for a while.
 """
@@ -24,7 +24,7 @@ from farhop.store.sealed import inner
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, PARTIAL, fail, first_of, warn
 from farhop_cli.setting import author_here, print_aware, settled, signing_key, unanswered, with_store
-from topology import policy
+from topology import law_document
 from topology.document import TEXT_CHARS_MAX, read
 from topology.problems import TopologyError, quoted
 from topology.schema import EPOCH_MAX
@@ -32,11 +32,11 @@ from topology.schema import EPOCH_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from farhop.store.contract import Entry, Store
+    from farhop.store.contract import KeyValue, Store
     from farhop_cli.fleet import Fleet, Status
     from farhop_cli.options import FleetOptions
+    from topology.law_document import LawDocument
     from topology.model import Topology
-    from topology.policy import Policy
 
 KEPT_MAX = 20  # replaced laws
 _SIGNED = ("epoch", "author", "why", "at")
@@ -83,28 +83,31 @@ def get(epoch: int | None, fleet_options: FleetOptions) -> int:
     return with_store(here, work)
 
 
-async def _of_epoch(store: Store, epoch: int | None, world: Topology | None) -> Entry | None:
+async def _of_epoch(store: Store, epoch: int | None, topology: Topology | None) -> KeyValue | None:
     """The present law, or that of an epoch; None for the topology's own. Ends the command if none is kept."""
     stands = await store.get(LAW_KEY)
     if epoch is None or (stands is not None and _epoch_of(stands) == epoch):
         return stands
     kept = await store.get(law_history_key(epoch))
-    if kept is None and (world is None or world.epoch != epoch):
+    if kept is None and (topology is None or topology.epoch != epoch):
         fail(f"--epoch: no law of epoch {epoch} is kept; see `farhop law history`", NEGATIVE)
     return kept
 
 
-def _epoch_of(entry: Entry) -> int | None:
+def _epoch_of(entry: KeyValue) -> int | None:
     known = _read(entry.value)
     return known.epoch if known is not None else None
 
 
-def _print(entry: Entry | None, epoch: int | None, world: Topology | None, as_json: bool) -> None:
+def _print(entry: KeyValue | None, epoch: int | None, topology: Topology | None, as_json: bool) -> None:
     if entry is None:
-        assert world is not None  # the caller has checked
-        law, signature = policy.document_of(world), {"epoch": world.epoch, "source": f"topology {world.name}"}
+        assert topology is not None  # the caller has checked
+        law, signature = (
+            law_document.document_of(topology),
+            {"epoch": topology.epoch, "source": f"topology {topology.name}"},
+        )
         none = ": etcd holds none" if epoch is None else ""
-        head = f"# law of epoch {world.epoch}, of topology {world.name}{none}\n"
+        head = f"# law of epoch {topology.epoch}, of topology {topology.name}{none}\n"
     else:
         known = _read(entry.value)
         if known is None:
@@ -155,7 +158,7 @@ def history(fleet_options: FleetOptions) -> int:
 
 def put(file: str, why: str, by: str | None, after: int | None, fleet_options: FleetOptions) -> int:
     """Check a law and set it instead of the one in force; the exit code."""
-    here, world = _known(fleet_options)
+    here, topology = _known(fleet_options)
     sealed = _sealed_in(file)
     if sealed is None and not why:
         fail("--why: give the reason, for the record")
@@ -168,22 +171,22 @@ def put(file: str, why: str, by: str | None, after: int | None, fleet_options: F
 
     return with_store(
         here,
-        lambda store: _set(store, here, world, document, file, after, fleet_options),
+        lambda store: _set(store, here, topology, document, file, after, fleet_options),
         writes=not fleet_options.dry_run,
     )
 
 
 def unset(why: str, by: str | None, after: int | None, fleet_options: FleetOptions) -> int:
     """Set the topology's own law, under a new epoch, which never goes back; the exit code."""
-    here, world = _known(fleet_options)
-    law = policy.document_of(world)
+    here, topology = _known(fleet_options)
+    law = law_document.document_of(topology)
 
     def document(epoch: int) -> bytes:
         return _written(law, epoch, why, by)
 
     return with_store(
         here,
-        lambda store: _set(store, here, world, document, "the topology", after, fleet_options),
+        lambda store: _set(store, here, topology, document, "the topology", after, fleet_options),
         writes=not fleet_options.dry_run,
     )
 
@@ -237,7 +240,7 @@ def _print_problems(error: TopologyError) -> NoReturn:
 async def _set(
     store: Store,
     here: Fleet,
-    world: Topology,
+    topology: Topology,
     document_of: Callable[[int], bytes],
     source: str,
     after: int | None,
@@ -245,12 +248,12 @@ async def _set(
 ) -> int:
     before = await store.get(LAW_KEY)
     statuses = await here.all_statuses()
-    newest = await newest_law(store, before, statuses, world)
+    newest = await newest_law(store, before, statuses, topology)
     if after is not None and after != newest:
         fail(f"--after: the newest law has epoch {newest}, not {after}; review it, then set yours again", NEGATIVE)
     document = document_of(newest + 1)
-    held = under(world, before.value if before is not None else None)
-    read = _checked(bare(document), world, source)
+    held = under(topology, before.value if before is not None else None)
+    read = _checked(bare(document), topology, source)
     if read.epoch <= newest:
         fail(
             f"{source}: signed for epoch {read.epoch}, but the newest law has epoch {newest}; sign it again",
@@ -261,8 +264,8 @@ async def _set(
         revision = await _write(store, before, document)
         asked = len(here.admins) + len(here.regional)
         aware = await settled(lambda: _aware(here, read.epoch), asked)
-    difference = policy.changed(held, read.over(world))
-    effects = effect.of_law(held, read.over(world), statuses)
+    difference = law_document.changed(held, read.over(topology))
+    effects = effect.of_law(held, read.over(topology), statuses)
     if fleet_options.as_json:
         written: dict[str, Any] = {"epoch": read.epoch, "revision": revision, "dry_run": fleet_options.dry_run}
         if fleet_options.dry_run:
@@ -276,7 +279,7 @@ async def _set(
     return 0
 
 
-async def _write(store: Store, before: Entry | None, document: bytes) -> int:
+async def _write(store: Store, before: KeyValue | None, document: bytes) -> int:
     """Write it instead of the present one, which is kept; the new revision."""
     if before is not None:
         kept = _epoch_of(before)
@@ -289,23 +292,23 @@ async def _write(store: Store, before: Entry | None, document: bytes) -> int:
     return revision
 
 
-async def raised(store: Store, here: Fleet, world: Topology, why: str, by: str) -> int:
+async def raised(store: Store, here: Fleet, topology: Topology, why: str, by: str) -> int:
     """Put the law in force under the next epoch, unchanged, for a drill; that epoch."""
     before = await store.get(LAW_KEY)
-    held = under(world, before.value if before is not None else None)
-    epoch = await newest_law(store, before, await here.all_statuses(), world) + 1
-    await _write(store, before, _written(policy.document_of(held), epoch, why, by))
+    held = under(topology, before.value if before is not None else None)
+    epoch = await newest_law(store, before, await here.all_statuses(), topology) + 1
+    await _write(store, before, _written(law_document.document_of(held), epoch, why, by))
     return epoch
 
 
 def _written(law: dict[str, Any], epoch: int, why: str, by: str | None) -> bytes:
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    return policy.encode(law, epoch, by or author_here(), why, at)
+    return law_document.encode(law, epoch, by or author_here(), why, at)
 
 
-def _checked(document: bytes, world: Topology, source: str) -> Policy:
+def _checked(document: bytes, topology: Topology, source: str) -> LawDocument:
     try:
-        return policy.read(document, world, source)
+        return law_document.read(document, topology, source)
     except TopologyError as error:
         _print_problems(error)
 
@@ -327,7 +330,7 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:16]) + (f" and {len(names) - 16} more" if len(names) > 16 else "")
 
 
-async def newest_law(store: Store, before: Entry | None, statuses: list[Status], world: Topology) -> int:
+async def newest_law(store: Store, before: KeyValue | None, statuses: list[Status], topology: Topology) -> int:
     """The largest known epoch, so that a wiped etcd does not lead back. A value above the largest that a law may have
     is used by no balancer, and does not prevent setting one.
     """
@@ -335,7 +338,7 @@ async def newest_law(store: Store, before: Entry | None, statuses: list[Status],
     known: list[Any] = [int(key) for key in kept if key.isascii() and key.isdigit() and len(key) <= _DIGITS_MAX]
     known += [status.get("law_epoch") for status in statuses]
     known += [_epoch_of(before)] if before is not None else []
-    newest = max([world.epoch, *(one for one in known if isinstance(one, int) and one <= EPOCH_MAX)])
+    newest = max([topology.epoch, *(one for one in known if isinstance(one, int) and one <= EPOCH_MAX)])
     if newest == EPOCH_MAX:
         fail(f"the law in force has the largest possible epoch, {EPOCH_MAX}: no other can follow it", NEGATIVE)
     return newest
@@ -353,22 +356,22 @@ async def _aware(here: Fleet, epoch: int) -> int:
     return sum(isinstance(known, int) and known >= epoch for known in epochs)
 
 
-async def in_force(store: Store, world: Topology | None) -> Topology | None:
-    """The world under the law in etcd; under its own if there is none, or it cannot be valid."""
-    if world is None:
+async def in_force(store: Store, topology: Topology | None) -> Topology | None:
+    """The topology under the law in etcd; under its own if there is none, or it cannot be valid."""
+    if topology is None:
         return None
     entry = await store.get(LAW_KEY)
-    return under(world, entry.value if entry is not None else None)
+    return under(topology, entry.value if entry is not None else None)
 
 
-def under(world: Topology, document: bytes | None) -> Topology:
+def under(topology: Topology, document: bytes | None) -> Topology:
     """As `in_force`, for a given document."""
     try:
-        held = policy.read(document, world, LAW_KEY) if document is not None else None
+        held = law_document.read(document, topology, LAW_KEY) if document is not None else None
     except TopologyError as error:
         warn(f"the law in etcd cannot be read ({len(error.problems)} problems); using the topology's")
-        return world
-    return held.over(world) if held is not None and held.epoch > world.epoch else world
+        return topology
+    return held.over(topology) if held is not None and held.epoch > topology.epoch else topology
 
 
 # -- diff
@@ -379,20 +382,20 @@ def diff(file: str, epoch: int | None, fleet_options: FleetOptions) -> int:
 
     Without a file: what changed since that epoch, or, without one, what `unset` would change.
     """
-    here, world = _known(fleet_options)
+    here, topology = _known(fleet_options)
     sealed = _sealed_in(file) if file else None
-    law = policy.document_of(world) if not file else {} if sealed is not None else _file(file)
+    law = law_document.document_of(topology) if not file else {} if sealed is not None else _file(file)
 
     async def work(store: Store) -> int:
-        entry = await _of_epoch(store, epoch, world)
-        held = under(world, entry.value if entry is not None else None)
+        entry = await _of_epoch(store, epoch, topology)
+        held = under(topology, entry.value if entry is not None else None)
         if not file and epoch is not None:
-            made = await in_force(store, world)
-            assert made is not None  # the world is known
+            made = await in_force(store, topology)
+            assert made is not None  # the topology is known
         else:
-            document = bare(sealed) if sealed is not None else policy.encode(law, 1, "author", "why", _ERA)
-            made = _checked(document, world, file or "the topology").over(world)
-        difference = policy.changed(held, made)
+            document = bare(sealed) if sealed is not None else law_document.encode(law, 1, "author", "why", _ERA)
+            made = _checked(document, topology, file or "the topology").over(topology)
+        difference = law_document.changed(held, made)
         effects = effect.of_law(held, made, await here.all_statuses())
         if fleet_options.as_json:
             show.json({**difference, "effects": effects, "unreachable": list(unanswered(here, store))})

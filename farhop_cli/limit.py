@@ -124,7 +124,7 @@ class _New:
         self.fleet = fleet
         self._tenant, self._whose, self._sizes, self._how, self._against = tenant, whose, sizes, how, against
         self._by = by
-        self._world: Topology | None = None  # the law in force, once it is known
+        self._topology: Topology | None = None  # the law in force, once it is known
         self._entries: list[str] = []  # the global balancers, each of which gets a part of a safe share
 
     async def check(self, store: Store) -> None:
@@ -139,14 +139,14 @@ class _New:
             statuses = await self.fleet.statuses()
             self._entries.extend(sorted({f"{one['region']}/{one['instance']}" for one in statuses}))
         await setting.warn_unserved(self.fleet, [self._whose.model] if self._whose.model else [])
-        world = self._world = await in_force(store, self.fleet.topology)
-        if world is None:
+        topology = self._topology = await in_force(store, self.fleet.topology)
+        if topology is None:
             return
-        if self._tenant not in world.tenants:
-            fail(f"TENANT: {quoted(self._tenant)} is no tenant of topology {quoted(world.name)}")
-        if self._how.home and self._how.home not in world.regions:
-            fail(f"--home: no region {quoted(self._how.home)}; there is {', '.join(sorted(world.regions)[:8])}")
-        await self._warn_of_key(self._whose.key, world.tenants[self._tenant], store)
+        if self._tenant not in topology.tenants:
+            fail(f"TENANT: {quoted(self._tenant)} is no tenant of topology {quoted(topology.name)}")
+        if self._how.home and self._how.home not in topology.regions:
+            fail(f"--home: no region {quoted(self._how.home)}; there is {', '.join(sorted(topology.regions)[:8])}")
+        await self._warn_of_key(self._whose.key, topology.tenants[self._tenant], store)
 
     async def _warn_of_key(self, key: str, tenant: Tenant, store: Store) -> None:
         if not key or key.startswith(BY_IDENTITY) or any(one.name == key for one in tenant.keys):
@@ -174,9 +174,9 @@ class _New:
 
     def _warn_of_home(self, home: str) -> None:
         """Warn if the root of users' limits may know no users."""
-        if self._world is None:
+        if self._topology is None:
             return
-        lawful = Law(self._world).verdict(self._tenant, "", Scope.LOGGING).lawful
+        lawful = Law(self._topology).verdict(self._tenant, "", Scope.LOGGING).lawful
         if home not in lawful:
             where = f"; give one of {', '.join(sorted(lawful)[:8])}" if lawful else ""
             warn(f"--home: the law allows no records of {self._tenant} in {home}, so its users count as one{where}")

@@ -1,8 +1,8 @@
 """`farhop record`: a trace of what a fleet serves, for `farhop sim` and `farhop plan`; no text, no tenant, no key.
 
-Records from every balancer with clients for a time. The output is a `log` trace; nothing is overwritten, and an
-interrupted recording is kept. Times are the fleet's own: of a world that runs faster than real GPUs, those that real
-ones would have taken.
+Records from every balancer with clients for a time. The output is a `log` trace; nothing is overwritten, an interrupted
+recording is kept, and one without a request is not. Times are the fleet's own: of a world that runs faster than real
+GPUs, those that real ones would have taken.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ def run(out: str, for_s: float, region: str, fleet_options: FleetOptions) -> int
         fail(f"--out: {path} is there already, and is not written over; give another name")
     except OSError as error:
         fail(f"--out: {path}: {error.strerror}; give a place that can be written to")
+    if not received.requests:  # an empty file would be in the way of the next try
+        path.unlink(missing_ok=True)
     return _print(path, received, fleet_options.as_json)
 
 
@@ -123,7 +125,7 @@ def _print(path: Path, received: _Received, as_json: bool) -> int:
     for error in received.errors:
         warn(error)
     facts = {
-        "trace": str(path),
+        "trace": str(path) if received.requests else None,
         "requests": received.requests,
         "balancers": received.balancers,
         "lost": received.lost,
@@ -137,7 +139,7 @@ def _print(path: Path, received: _Received, as_json: bool) -> int:
             show.line(f"left out: {received.lost} that came too fast, {received.unmeasured} without usage")
         if received.requests:
             show.line(f"Play it: farhop sim import {shlex.quote(str(path))} --out mine.yaml")
-        else:
+        elif not received.errors:
             show.line("no request was recorded; record while clients ask, and for longer than an answer takes")
     if received.errors:
         return PARTIAL

@@ -48,8 +48,8 @@ def put(region: str, text: str, tenant: str, model: str, why: str, by: str | Non
     notes = ("requests under way are not disturbed; those on hold are decided by it",)
 
     async def effects(here: Fleet, store: Store) -> Sequence[str]:
-        world = await in_force(store, here.topology)
-        return () if world is None else effect.routed(world, await here.statuses(), region, tenant, model, route)
+        topology = await in_force(store, here.topology)
+        return () if topology is None else effect.routed(topology, await here.statuses(), region, tenant, model, route)
 
     async def unserved(here: Fleet) -> Sequence[str]:
         names = [model] if model and not route.get("models") else []

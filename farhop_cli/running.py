@@ -16,8 +16,8 @@ from farhop_cli.access import NO_ACCESS, Access, AdminError
 from farhop_cli.exits import fail, listed
 from farhop_lab.world import world_file
 from farhop_lab.world.world_file import RegionFile, WorldFile, WorldFileError
-from topology import geo, policy
-from topology import load as worlds
+from topology import geo, law_document
+from topology import load as topologies
 from topology.law import Law, Narrow, Scope, narrowing
 from topology.model import Topology
 from topology.problems import TopologyError, quoted
@@ -84,7 +84,7 @@ def open_world(path: Path) -> Running:
     """The world described at `path`. Ends the command if there is none."""
     try:
         file = world_file.read(path)
-        topology = worlds.load(file.topology)
+        topology = topologies.load(file.topology)
     except WorldFileError as error:
         fail(str(error))
     except TopologyError as error:
@@ -121,8 +121,8 @@ async def _laws(topology: Topology, urls: Iterable[str], access: Access) -> list
             try:
                 answer = await admin.get(http, url, "/law") or {}
                 law = {name: answer.get(name) for name in ("models", "tenants")}
-                document = policy.encode(law, answer.get("epoch", 0), "it", "as it says", "2026-01-01T00:00:00Z")
-                return policy.read(document, topology, url).over(topology)
+                document = law_document.encode(law, answer.get("epoch", 0), "it", "as it says", "2026-01-01T00:00:00Z")
+                return law_document.read(document, topology, url).over(topology)
             except (AdminError, TopologyError):
                 return None  # one that does not answer or is older has none; the next request to it reports the error
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from farhop.store.contract import Change as Written
-    from farhop.store.contract import Entry, Store
+    from farhop.store.contract import KeyValue, Store
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import FleetOptions
 
@@ -92,7 +92,7 @@ _NOT_READ = (ValueError, TypeError, msgspec.MsgspecError, RecursionError)
 UNREADABLE = Setting(())  # the content of a key that cannot be read
 
 
-def read(noun: Noun, entry: Entry | None) -> Setting | None:
+def read(noun: Noun, entry: KeyValue | None) -> Setting | None:
     """An entry's content; None if there is none, UNREADABLE if it cannot be read."""
     if entry is None:
         return None

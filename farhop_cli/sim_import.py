@@ -22,7 +22,8 @@ from farhop_cli.exits import fail, warn
 from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.sim.sites import MODEL
 from farhop_lab.workloads import load, own_logs
-from topology import load as worlds
+from farhop_lab.workloads.traces import MOONCAKE_BUCKET_MS
+from topology import load as topologies
 from topology.problems import TopologyError, did_you_mean
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ NAME_CHARS, _NOT_OF_A_NAME = 63, re.compile(r"[^a-z0-9._-]+")
 REPLICAS = 2
 GPUS = ("a100", "h100")  # the first one that has room for the longest request
 LENGTH_S_MAX, WARM_UP_SHARE = 604_800.0, 0.1
+LAST_S = 1.0  # no client sends at a scenario's very end: the last request of a log, too, comes before
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def run(options: Options) -> int:
     try:
         if not read.as_it_is:
             trace.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-        scenario = _scenario(options, topology, read, named if recorded else known, recorded)
+        scenario = _scenario(options, topology, read, named if recorded else known, recorded, {*known, *named})
         options.out.write_text(scenario, encoding="utf-8")
     except OSError as error:
         for path in (trace, options.out):  # no half of one, which the same command would find in its way
@@ -109,6 +111,11 @@ class _Read:
         """Whether the scenario plays the file that was read."""
         return self.work["kind"] != "log"
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether sessions are played, each turn after the answer before it."""
+        return self.work["kind"] == "sessions" or self.work.get("loop") == "closed"
+
 
 def _read(options: Options, trace: Path) -> _Read:
     fields = _fields(options.fields)
@@ -138,7 +145,7 @@ def _fields(given: Sequence[str]) -> dict[str, str]:
 
 def _topology(options: Options) -> Topology:
     try:
-        return worlds.load(options.topology if _is_file(options) else worlds.shipped(options.topology))
+        return topologies.load(options.topology if _is_file(options) else topologies.shipped(options.topology))
     except TopologyError as error:
         fail(f"--topology: {error.source}: {error.problems[0]}")
 
@@ -148,7 +155,7 @@ def _is_file(options: Options) -> bool:
 
 
 def _regions(options: Options, topology: Topology) -> list[str]:
-    """The regions of requests that name none."""
+    """The regions of replicas, and of requests that name none."""
     known = list(topology.regions)
     chosen = [name.strip() for name in options.regions.split(",") if name.strip()] or known
     for name in chosen:
@@ -185,7 +192,9 @@ def _notes(read: _Read) -> list[str]:
     notes, rows = [], read.rows
     room = max(PROFILES[name].context_tokens for name in GPUS)
     if cut := sum(row.input_tokens + row.output_tokens > room for row in rows):
-        notes.append(f"{cut} of {len(rows)} requests are longer than {room} tokens, and are cut to that")
+        ends = "a session ends before such a one; only its first, and what is of no session, is cut to that"
+        then = ends if read.is_closed else "they are cut to that"
+        notes.append(f"{cut} of {len(rows)} requests are longer than {room} tokens: {then}")
     if empty := sum(not (row.input_tokens and row.output_tokens) for row in rows):
         notes.append(f"{empty} of {len(rows)} requests have a prompt or an answer of 0 tokens, which counts as 1")
     named = sum(bool(row.region) for row in rows)
@@ -208,9 +217,13 @@ def _span_s(rows: Sequence[LogRow]) -> float:
     return rows[-1].at_s - rows[0].at_s
 
 
-def _scenario(options: Options, topology: Topology, read: _Read, regions: Sequence[str], recorded: bool) -> str:
+def _scenario(
+    options: Options, topology: Topology, read: _Read, regions: Sequence[str], recorded: bool, sites: set[str]
+) -> str:
+    """`regions`: where requests come in; `sites`: where replicas are."""
     rows = read.rows
-    span_s = max(1.0, min(LENGTH_S_MAX, _span_s(rows)))
+    last_s = MOONCAKE_BUCKET_MS / 1e3 if read.work["kind"] == "mooncake" else LAST_S
+    span_s = min(LENGTH_S_MAX, _span_s(rows) + last_s)
     work: dict[str, Any] = {**read.work, "regions": list(regions)}
     work |= {"place": "recorded"} if recorded else {}
     work |= {} if "anywhere" in topology.tenants else {"tenant": next(iter(topology.tenants))}
@@ -225,7 +238,7 @@ def _scenario(options: Options, topology: Topology, read: _Read, regions: Sequen
         "name": _NOT_OF_A_NAME.sub("-", options.out.stem.lower()).strip("._-")[:NAME_CHARS].rstrip("._-") or "imported",
         "about": f"Made of {options.log.name[:200]}: {len(rows)} requests.",
         "topology": str(Path(options.topology).resolve()) if _is_file(options) else options.topology,
-        "sites": {name: {"gpu": gpu, "replicas": REPLICAS} for name in regions},
+        "sites": {name: {"gpu": gpu, "replicas": REPLICAS} for name in topology.regions if name in sites},
         "work": [work],
         "duration_s": round(span_s, 3),
         "warm_up_s": round(min(span_s, _span_s(rows)) * WARM_UP_SHARE, 3),  # 0 if all came at once

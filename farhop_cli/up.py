@@ -35,7 +35,7 @@ from farhop_lab.world.etcd import EtcdLabError
 from farhop_lab.world.faults import Control, Faults, LocalWorld
 from farhop_lab.world.world import HOST, World, WorldError, WorldSettings, exports_elsewhere
 from farhop_lab.world.world_file import WorldFileError
-from topology import load as worlds
+from topology import load as topologies
 from topology.problems import TopologyError, quoted
 
 SPEEDUP_MAX = 1000.0
@@ -124,7 +124,9 @@ def _is_base(url: str) -> bool:
 
 def _regions(name: str) -> list[str]:
     try:
-        return list(worlds.load(Path(name) if name.endswith((".yaml", ".yml")) else worlds.shipped(name)).regions)
+        return list(
+            topologies.load(Path(name) if name.endswith((".yaml", ".yml")) else topologies.shipped(name)).regions
+        )
     except TopologyError as error:
         fail(f"--topology: {error}")
 

@@ -50,11 +50,11 @@ def _by_file(client: str, tenant: str, config: Path) -> dict[str, Any]:
 
     try:
         given = load(DnsConfig, config, [])
-        world = stores.world(given)
-        known = prepare.atlas(world, *client_networks.read(given.networks, world))
-        healths = [EntryHealth(name, State.UP, 1.0, 0.0, 0.0) for name in world.entries]
+        topology = stores.topology_of(given)
+        known = prepare.atlas(topology, *client_networks.read(given.networks, topology))
+        healths = [EntryHealth(name, State.UP, 1.0, 0.0, 0.0) for name in topology.entries]
         by_resolver = given.networks.without_subnet == "resolver"
-        return where(client, tenant, known, Law(world), healths, given.entries_max, by_resolver=by_resolver)
+        return where(client, tenant, known, Law(topology), healths, given.entries_max, by_resolver=by_resolver)
     except (ConfigError, TopologyError, ValueError) as error:
         fail(first_of(error) + ("" if config.is_file() else "; --config is the DNS server's configuration"))
 

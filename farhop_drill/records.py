@@ -14,7 +14,7 @@ from farhop.store.contract import DRILL_PREFIX, Conflict, StoreError
 from farhop_drill.windows import Planned
 
 if TYPE_CHECKING:
-    from farhop.store.contract import Entry, Store
+    from farhop.store.contract import KeyValue, Store
 
 LOCK = f"{DRILL_PREFIX}lock"
 EMERGENCY_STOP = f"{DRILL_PREFIX}lever"  # the key's name is a contract: older releases read it
@@ -169,7 +169,7 @@ class Records:
             await self._store.delete(f"{HISTORY}{old.run}")
 
 
-def _read(entry: Entry | None, kind: type[T]) -> T | None:
+def _read(entry: KeyValue | None, kind: type[T]) -> T | None:
     """The value there; None for nothing, and for a value that this build cannot have written."""
     try:
         return msgspec.json.decode(entry.value, type=kind) if entry is not None else None

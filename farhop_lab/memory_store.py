@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farhop.store.contract import Change, ChangeKind, Conflict, Entry, Store, StoreUnreachable, check_value
+from farhop.store.contract import Change, ChangeKind, Conflict, KeyValue, Store, StoreUnreachable, check_value
 from farhop.store.publication import LeasedPublication
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class MemoryCluster:
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, KeyValue] = {}
         self._leases: dict[int, _Lease] = {}
         self._lease_of: dict[str, int] = {}
         self._last_lease = 0
@@ -47,12 +47,12 @@ class MemoryCluster:
         self.compacted = 1  # changes up to this revision are forgotten
         self.epoch = 0  # counts wipes
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> KeyValue | None:
         """The key's entry."""
         self.expire()
         return self._entries.get(key)
 
-    def entries(self, prefix: str) -> tuple[Entry, ...]:
+    def entries(self, prefix: str) -> tuple[KeyValue, ...]:
         """Entries under the prefix, by key."""
         self.expire()
         return tuple(self._entries[key] for key in sorted(self._entries) if key.startswith(prefix))
@@ -65,7 +65,7 @@ class MemoryCluster:
             self._leases[lease].keys.add(key)
             self._lease_of[key] = lease
         self.revision += 1
-        self._entries[key] = Entry(key, value, self.revision)
+        self._entries[key] = KeyValue(key, value, self.revision)
         self._record(Change(ChangeKind.PUT, self.revision, key, value))
         return self.revision
 
@@ -265,12 +265,12 @@ class MemoryStore(Store):
         finally:
             cluster.leave(wake)
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> KeyValue | None:
         """See the contract."""
         self._reach()
         return self.cluster.get(key)
 
-    async def list(self, prefix: str) -> tuple[Entry, ...]:
+    async def list(self, prefix: str) -> tuple[KeyValue, ...]:
         """See the contract."""
         self._reach()
         return self.cluster.entries(prefix)

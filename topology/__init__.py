@@ -1,1 +1,1 @@
-"""The world and the law: regions, jurisdictions, wire times, tenants, where they may go. Pure, plus a YAML loader."""
+"""The map of regions and the law: round-trip times, places, tenants, where they may go. Pure, but for the loader."""

@@ -1,6 +1,7 @@
 """Geography: great-circle distances, the nearest region, coordinates of well-known cities.
 
-It never asks a network. Distance is a guess at wire time and only orders clients' entries; measured times decide.
+It never asks a network. Distance is a guess at the round-trip time and only orders clients' entries; measured times
+decide.
 """
 
 from __future__ import annotations

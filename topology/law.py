@@ -1,9 +1,9 @@
 """The law: which regions may process, log or hint a tenant's request. A hard filter, compiled once per topology.
 
-Deny wins, and no level widens another: a region is lawful if the rules of the tenant, the tenant's model, the world's
-model, the key and the request all allow it. Unknown tenants, regions and places are denied. An adapter is bound by
-every rule of its base; an adapter of an unknown base is denied as soon as any model has a rule. `lawful` and `excluded`
-partition the regions. The memo is bounded, because clients choose narrowings. Never reads a file or a clock.
+Deny wins, and no level widens another: a region is lawful if the rules of the tenant, the tenant's model, the
+topology's model, the key and the request all allow it. Unknown tenants, regions and places are denied. An adapter is
+bound by every rule of its base; an adapter of an unknown base is denied as soon as any model has a rule. `lawful` and
+`excluded` partition the regions. The memo is bounded, because clients choose narrowings. Never reads a file or a clock.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Every region of the world once: in `lawful`, or in `excluded` with the clause that decided, for people."""
+    """Every region of the topology once: in `lawful`, or in `excluded` with the clause that decided, for people."""
 
     lawful: frozenset[str]
     excluded: Mapping[str, str]
     epoch: int
 
     def why_not(self, region: str) -> str | None:
-        """The clause that keeps the region out; None where it is lawful. A region the world lacks is kept out too."""
+        """The clause that keeps the region out; None if it is lawful. A region the topology lacks is kept out too."""
         if region in self.lawful:
             return None
         return self.excluded.get(region, f"region {_shown(region)} is not in the topology")
@@ -108,7 +108,7 @@ class Law:
 
     @property
     def topology(self) -> Topology:
-        """The world that it was compiled from."""
+        """The topology that it was compiled from."""
         return self._topology
 
     @property
@@ -382,7 +382,7 @@ class _Reach:
         return self._rule(own or residency.processing)
 
     def of_model(self, tenant: Tenant | None, model: str) -> int:
-        """By the world's rules and the tenant's for it and what it is based on."""
+        """By the topology's rules and the tenant's for it and what it is based on."""
         names = self._law.bound_models.get(model, ())
         if self._scope is Scope.ENTRY or names == ():
             return self._all
@@ -410,7 +410,7 @@ class _Reach:
         return lost
 
     def lost_by_models(self, now: _Reach) -> dict[str, int]:
-        """By model, what the world's own rule for it leaves here and not there."""
+        """By model, what the topology's own rule for it leaves here and not there."""
         models = {*self._law.topology.models, *now._law.topology.models}
         lost = {model: self.of_model(None, model) & ~now.of_model(None, model) for model in models}
         return {model: regions for model, regions in lost.items() if regions}
@@ -468,7 +468,7 @@ def _bound(ruled: frozenset[str], lineage: Lineage) -> dict[str, tuple[str, ...]
 
 
 def _members(topology: Topology) -> dict[str, frozenset[str]]:
-    """The regions inside each place the world knows, places without a region included."""
+    """The regions inside each place the topology knows, places without a region included."""
     inside: dict[str, set[str]] = {name: set() for name in (*topology.places, WORLD)}
     for region in topology.regions:
         for place in topology.ancestors(region):

@@ -1,6 +1,6 @@
 """Loads a topology file: the result is a Topology, or all problems at once.
 
-It reads only the file that it is given. No world is built from a document with a problem: faults of the text, of its
+It reads only the file that it is given. No topology is built from a document with a problem: faults of the text, of its
 shape and between its parts are reported together, each with path and remedy.
 """
 
@@ -53,7 +53,7 @@ def load(path: Path | str) -> Topology:
 
 
 def shipped(name: str) -> Path:
-    """The path of a ready-made world, such as `three-regions`. TopologyError names those there are."""
+    """The path of a ready-made topology, such as `three-regions`. TopologyError names those there are."""
     known = shipped_names()
     if name not in known:
         remedy = did_you_mean(name, known, f"there are: {', '.join(known)}")
@@ -62,7 +62,7 @@ def shipped(name: str) -> Path:
 
 
 def shipped_names() -> tuple[str, ...]:
-    """The ready-made worlds, sorted."""
+    """The ready-made topologies, sorted."""
     return tuple(sorted(path.stem for path in _SHIPPED.glob("*.yaml")))
 
 

@@ -1,7 +1,7 @@
-"""The world as data: places, regions, wire times, tenants and their rules. Built once, frozen, swapped whole.
+"""The topology as data: places, regions, round-trip times, tenants and their rules. Built once, frozen, swapped whole.
 
-It never reads a file, a clock or a die. It decides nothing: what the rules mean is the business of `topology.law`.
-Kept here: wire times are symmetric; a key hash belongs to one tenant; no mapping changes once the world is built.
+It never reads a file, a clock or a die. It decides nothing: what the rules mean is the business of `topology.law`. Kept
+here: round-trip times are symmetric; a key hash belongs to one tenant; no mapping changes once the topology is built.
 """
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The world under one epoch. Regions, entries, tenants and places are keyed by name, `hubs` gives etcd
+    """The map, and the law of one epoch. Regions, entries, tenants and places are keyed by name, `hubs` gives etcd
     endpoints by name.
 
-    `rtt` holds milliseconds for each pair of regions, in either order; `models` the world-wide rule of a model, such
-    as where its weights may be. ValueError if a key hash occurs twice or a pair has two different times.
+    `rtt` holds milliseconds for each pair of regions, in either order; `models` the rule of a model for all tenants,
+    such as where its weights may be. ValueError if a key hash occurs twice or a pair has two different times.
     """
 
     name: str
@@ -164,11 +164,13 @@ class Topology:
         object.__setattr__(self, "_ancestors", {name: _ancestry(region) for name, region in self.regions.items()})
 
     def rtt_ms(self, a: str, b: str) -> float:
-        """Wire time of a round trip between two regions in milliseconds, the same both ways. LookupError if unknown."""
+        """The round-trip time between two regions in milliseconds, the same both ways. LookupError if unknown."""
         try:
             return self._rtt_ms[a, b]
         except KeyError:
-            raise LookupError(f"no wire time between {a!r} and {b!r} in topology {self.name!r}: add the pair") from None
+            raise LookupError(
+                f"no round-trip time between {a!r} and {b!r} in topology {self.name!r}: add the pair"
+            ) from None
 
     def key(self, sha256_hex: str) -> tuple[Tenant, Key] | None:
         """Whose key has this lower-case hex SHA-256. One dictionary lookup."""
@@ -180,7 +182,7 @@ class Topology:
 
 
 def _frozen(mapping: Mapping[_K, _V]) -> Mapping[_K, _V]:
-    """A read-only copy, so that whoever built the mapping cannot change the world under a running decision."""
+    """A read-only copy, so that whoever built the mapping cannot change the topology under a running decision."""
     return MappingProxyType(dict(mapping))
 
 
@@ -207,6 +209,6 @@ def _symmetric(
     matrix = {(name, name): local_rtt_ms for name in regions}
     for (a, b), ms in rtt.items():
         if rtt.get((b, a), ms) != ms:
-            raise ValueError(f"two wire times between {a!r} and {b!r}: {ms} and {rtt[b, a]} ms; keep one")
+            raise ValueError(f"two round-trip times between {a!r} and {b!r}: {ms} and {rtt[b, a]} ms; keep one")
         matrix[a, b] = matrix[b, a] = ms
     return matrix

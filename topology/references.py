@@ -1,4 +1,4 @@
-"""Checks that the parts of a topology file fit together: names, nesting, wire times, rules, keys.
+"""Checks that the parts of a topology file fit together: names, nesting, round-trip times, rules, keys.
 
 It reads the raw document and tolerates any shape, so that these faults are reported together with faults of shape.
 Parts with the wrong shape are skipped here: `topology.schema` reports them.
@@ -25,7 +25,7 @@ def reference_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _names(raw)
     yield from _nesting(raw)
     yield from _homes(raw)
-    yield from _wire_times(raw)
+    yield from _round_trips(raw)
     yield from _law(raw)
 
 
@@ -160,7 +160,7 @@ def _known(name: str, known: list[str], path: Loc, kind: str, section: str) -> I
         yield Problem(path_of(*path), f"unknown {kind} {quoted(name)}", remedy)
 
 
-def _wire_times(raw: Mapping[str, Any]) -> Iterator[Problem]:
+def _round_trips(raw: Mapping[str, Any]) -> Iterator[Problem]:
     regions = list(dict.fromkeys(names(raw, "regions")))
     given: dict[frozenset[str], tuple[Loc, Any]] = {}
     for outer, a, row in entries(raw, "rtt_ms"):
@@ -168,17 +168,17 @@ def _wire_times(raw: Mapping[str, Any]) -> Iterator[Problem]:
         for path, b, ms in entries({a: row}, a, ("rtt_ms",)):
             yield from _known(b, regions, path, "region", "regions")
             if a == b:
-                yield Problem(path_of(*path), "a region's wire time to itself", "give it as `local_rtt_ms`")
+                yield Problem(path_of(*path), "a region's round-trip time to itself", "give it as `local_rtt_ms`")
             elif frozenset((a, b)) in given and given[frozenset((a, b))][1] != ms:
                 other = path_of(*given[frozenset((a, b))][0])
                 yield Problem(
-                    path_of(*path), f"differs from the same pair at {other}", "wire times are symmetric; keep one"
+                    path_of(*path), f"differs from the same pair at {other}", "round-trip times are symmetric; keep one"
                 )
             given.setdefault(frozenset((a, b)), (path, ms))
     for a, b in combinations(regions, 2):
         if frozenset((a, b)) not in given:
             remedy = f"add `{a}: {{{b}: <milliseconds>}}`"
-            yield Problem(path_of("rtt_ms", a, b), f"no wire time between {quoted(a)} and {quoted(b)}", remedy)
+            yield Problem(path_of("rtt_ms", a, b), f"no round-trip time between {quoted(a)} and {quoted(b)}", remedy)
 
 
 def _rules(raw: Mapping[str, Any]) -> Iterator[Problem]:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 TENANTS_SHOWN_MAX = 4
 
 
-def remembered(world: Topology, gone: Mapping[str, Region]) -> Topology:
+def remembered(topology: Topology, gone: Mapping[str, Region]) -> Topology:
     """The map with the regions that were in it once, as they were last: what comes back elsewhere is no new one."""
-    return replace(world, regions={**gone, **world.regions}) if gone else world
+    return replace(topology, regions={**gone, **topology.regions}) if gone else topology
 
 
 def widenings(before: Law, after: Law) -> Iterator[Problem]:

@@ -292,7 +292,7 @@ class TenantDoc(Doc):
     )
     residency: ResidencyDoc = Field(
         title="where its requests may go",
-        description="add `residency: {processing: {allow: [...]}}`; a tenant without a policy is never served",
+        description="add `residency: {processing: {allow: [...]}}`; a tenant without one is never served",
     )
     priority: int = Field(
         title="a larger one is served first and shed last",
@@ -339,14 +339,14 @@ class TenantDoc(Doc):
 
 
 class TopologyDoc(Doc):
-    """A whole world."""
+    """A whole topology."""
 
     name: Name = Field(title="what messages call this world", description=_NAME_HELP)
     epoch: int = Field(
         title="version of the law in this file; every decision names it, and it only rises",
         ge=1,
         le=EPOCH_MAX,
-        description="give a whole number from 1, raised with every change of policy",
+        description="give a whole number from 1, raised with every change of the law",
     )
     jurisdictions: list[PlaceDoc] = Field(
         title="places that regions and countries may lie in",
@@ -399,7 +399,7 @@ class TopologyDoc(Doc):
     )
 
 
-class PolicyDoc(Doc):
+class LawDoc(Doc):
     """The law alone, as it stands in etcd: what goes in the place of a topology's own, who wrote it, when and why.
 
     `at` is for people and never compared with a clock.

@@ -50,7 +50,7 @@ from farhop.store.documents.announce import AnnounceReport, encode
 from farhop.store.state import StateDir, StateError
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
-from topology import policy
+from topology import law_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -410,7 +410,7 @@ class AnycastAdmin:
 
     def topology(self) -> dict[str, Any]:
         """The map it was started with."""
-        return policy.map_of(self._process.topology)
+        return law_document.map_of(self._process.topology)
 
 
 def run(path: Path) -> None:
@@ -419,6 +419,6 @@ def run(path: Path) -> None:
     def make() -> AnycastProcess:
         config = load(AnycastConfig, path)
         logs.configure("anycast", config.region, config.instance, config.log_level)
-        return AnycastProcess(config, stores.world(config), Random())
+        return AnycastProcess(config, stores.topology_of(config), Random())
 
     run_process("anycast", make)

@@ -1,9 +1,10 @@
 """Turns the state of entries into tables: for every client network, the ordered list of entries to answer with.
 
 The law is a filter: a list never contains an entry outside its name's lawful set, or outside the places that its client
-network is confined to. Lists are by cost: wire time from the client's location, plus an operator's bias. An entry that
-takes a share of its clients comes first for that share of networks (drawn by a hash of each), and last for the others.
-A DOWN entry is listed only if all lawful entries are DOWN. Never reads a clock; runs outside the processes that answer.
+network is confined to. Lists are by cost: round-trip time from the client's location, plus an operator's bias. An entry
+that takes a share of its clients comes first for that share of networks (drawn by a hash of each), and last for the
+others. A DOWN entry is listed only if all lawful entries are DOWN. Never reads a clock; runs outside the processes that
+answer.
 """
 
 from __future__ import annotations

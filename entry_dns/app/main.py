@@ -48,7 +48,7 @@ from farhop.service.process.tasks import Tasks, all_of, until
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from topology.law import Law
-from topology.policy import document_of, map_of
+from topology.law_document import document_of, map_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -92,7 +92,7 @@ class DnsServer:
         """
         self._publish = publish
         self.waits = True  # for an etcd that does not answer yet; a command that shall end does not
-        self.config, self.world = config, topology
+        self.config, self._topology = config, topology
         self.clock, self._rng = Clock(rng), rng
         self._log = logs.Throttled(logs.get("dns"), 10.0, self.clock.now)
         self.metrics = TierMetrics("dns", config.region, config.instance)
@@ -127,7 +127,7 @@ class DnsServer:
 
     def _follow_store(self, rng: Random, store: Store | None, path: Path | None) -> None:
         """The sources of the law, the map and the configuration: etcd and the file."""
-        config, topology = self.config, self.world
+        config, topology = self.config, self._topology
         hubs = store if store is not None else stores.hubs(config, topology)
         keep = stores.keep(config, "dns", rng, self._log)
         self.store = stores.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
@@ -139,7 +139,7 @@ class DnsServer:
 
     def _watch_entries(self, rng: Random) -> None:
         """The sources of entries' state: etcd, probes and, if configured, their regions' reports."""
-        config, topology = self.config, self.world
+        config, topology = self.config, self._topology
         hub = topology.regions[config.region].hub
         self.learned = Learned(config.latencies.learning())
         self.watcher = Watcher(
@@ -196,10 +196,12 @@ class DnsServer:
                 await self._read_networks()
 
     async def _read_networks(self) -> None:
-        config, world = self.config, self.world
+        config, topology = self.config, self._topology
         try:
-            known = await asyncio.to_thread(lambda: prepare.atlas(world, *client_networks.read(config.networks, world)))
-            if config is not self.config or world is not self.world:  # others came into force, with their files
+            known = await asyncio.to_thread(
+                lambda: prepare.atlas(topology, *client_networks.read(config.networks, topology))
+            )
+            if config is not self.config or topology is not self._topology:  # others came into force, with their files
                 return
             self.geography = known
         except ConfigError as error:
@@ -222,7 +224,7 @@ class DnsServer:
         while True:
             known, measured = self.geography, self._measured
             laid = await asyncio.to_thread(
-                learned.corrected, known, self.world, measured, self.config.latencies.learning()
+                learned.corrected, known, self._topology, measured, self.config.latencies.learning()
             )
             if known is self.geography and measured is self._measured:  # otherwise one of both changed meanwhile
                 self.atlas, self.findings = laid
@@ -243,32 +245,32 @@ class DnsServer:
             config.rates.per_s, config.rates.slip, {zone.zone: keys for zone in config.zones if (keys := zone.keys())},
         )  # fmt: skip
 
-    def _checked(self, config: DnsConfig, world: Topology) -> list[ZonePlan]:
+    def _checked(self, config: DnsConfig, topology: Topology) -> list[ZonePlan]:
         """The zones, checked against the map. Raises ConfigError."""
         plans = config.plans()
         try:
-            zones.check(plans, Law(world))
+            zones.check(plans, Law(topology))
             if self._publish is None:
                 zones.check_servers(plans)
         except zones.ZoneError as error:
             raise ConfigError("zones", [str(error)]) from None
         return plans
 
-    def _made_ready(self, config: DnsConfig, world: Topology) -> Callable[[Law], None]:
+    def _made_ready(self, config: DnsConfig, topology: Topology) -> Callable[[Law], None]:
         """See farhop.service.assembly.reload.Reloader: in a thread, all that follows from a configuration and a map."""
-        plans, settings = self._checked(config, world), self._settings_of(config)
-        geography = prepare.atlas(world, *client_networks.read(config.networks, world))
-        known, findings = learned.corrected(geography, world, self._measured, config.latencies.learning())
+        plans, settings = self._checked(config, topology), self._settings_of(config)
+        geography = prepare.atlas(topology, *client_networks.read(config.networks, topology))
+        known, findings = learned.corrected(geography, topology, self._measured, config.latencies.learning())
 
         def put(law: Law) -> None:
             if known.entries != self.atlas.entries:
                 self._led_before, self._led_from = self.led_so_far(), self._led_raw(known.entries)
-            self.config, self.world, self.law_now = config, world, law
+            self.config, self._topology, self.law_now = config, topology, law
             self.geography, self.findings = geography, findings
             self._plans, self._ttls, self.atlas = plans, config.ttls(), known
-            self.watcher.topology = world
-            self.entry_health.know({name: one.region for name, one in world.entries.items()}, self.clock.now())
-            self.probes.follow(dict(world.entries))
+            self.watcher.topology = topology
+            self.entry_health.know({name: one.region for name, one in topology.entries.items()}, self.clock.now())
+            self.probes.follow(dict(topology.entries))
             self._wanted.set()
             if settings != self._settings:
                 self._settings = settings
@@ -362,7 +364,7 @@ class DnsServer:
             self._tasks.start(work, name)
         self._tasks.start(self.laws.follow(), "watch the law")
         await self.laws.begun()
-        self.probes.follow(dict(self.world.entries))
+        self.probes.follow(dict(self._topology.entries))
         await self._first_look()
         await self._prepare(self.entry_health.read(self.clock.now()))
         if self.workers is not None and self.tcp is not None:
@@ -451,7 +453,7 @@ class DnsServer:
             "entries": [
                 {
                     "entry": one.entry,
-                    "region": self.world.entries[one.entry].region,
+                    "region": self._topology.entries[one.entry].region,
                     "state": one.state,
                     "share": one.share,
                     "bias_ms": one.bias_ms,
@@ -479,7 +481,7 @@ class DnsServer:
 
     def topology(self) -> dict[str, Any]:
         """The map, with its own law."""
-        return {**map_of(self.world), **document_of(self.world)}
+        return {**map_of(self._topology), **document_of(self._topology)}
 
     async def _where(self, request: web.Request) -> web.Response:
         try:
@@ -557,7 +559,7 @@ def run(path: Path) -> None:
     def make() -> DnsServer:
         config = load(DnsConfig, path)
         logs.configure("dns", config.region, config.instance, config.log_level)
-        return DnsServer(config, stores.world(config), Random(), path=path)
+        return DnsServer(config, stores.topology_of(config), Random(), path=path)
 
     run_process("dns", make)
 

@@ -103,7 +103,7 @@ def _inside(config: DnsConfig) -> Publish:
 
 
 def _server(config: DnsConfig, publisher: Publisher) -> DnsServer:
-    return DnsServer(config, stores.world(config), Random(), publish=publisher)
+    return DnsServer(config, stores.topology_of(config), Random(), publish=publisher)
 
 
 async def write_once(config: DnsConfig, publisher: Publisher, store: Store | None = None, *, dry_run: bool) -> int:
@@ -116,7 +116,7 @@ async def write_once(config: DnsConfig, publisher: Publisher, store: Store | Non
         wanted.update(records_of(head, tables))
         return dry_run or await publisher(head, tables)
 
-    server = DnsServer(config, stores.world(config), Random(), store, publish=look)
+    server = DnsServer(config, stores.topology_of(config), Random(), store, publish=look)
     server.waits = False
     try:
         await server.open()

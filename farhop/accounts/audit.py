@@ -91,7 +91,7 @@ class _Decision(msgspec.Struct, frozen=True, gc=False):
     lawful: list[str] | UnsetType
 
 
-class Event(NamedTuple):
+class AuditEvent(NamedTuple):
     """Any other entry that an auditor needs: its kind and its fields."""
 
     at_s: float
@@ -112,7 +112,7 @@ class AuditLog:
         wall_s: Callable[[], float],
     ) -> None:
         self.folder, self.origin, self._key, self._now, self._wall_s = folder, origin, key, now, wall_s
-        self._queue: deque[Decided | Event] = deque()
+        self._queue: deque[Decided | AuditEvent] = deque()
         self._made: list[bytes] = []  # entries that are not in the journal yet
         self.alike: dict[tuple[Any, ...], str] = {}  # the rest of decisions, behind id and time
         self.trouble = ""
@@ -135,7 +135,7 @@ class AuditLog:
 
     # -- for the loop
 
-    def put(self, one: Decided | Event) -> None:
+    def put(self, one: Decided | AuditEvent) -> None:
         """Queue one entry. Does no IO."""
         if len(self._queue) + len(self._made) < WAITING_MAX:
             self._queue.append(one)
@@ -172,7 +172,7 @@ class AuditLog:
         if self._journal < 0:
             self._begin_journal()
         fields = {"clean": clean, "recovered": self.recovered, "at_entry": self._tree.size}
-        self.put(Event(self._wall_s(), "start", fields))
+        self.put(AuditEvent(self._wall_s(), "start", fields))
         self._thread = threading.Thread(target=self._run, name="write audit", daemon=True)
         self._thread.start()
 
@@ -180,7 +180,7 @@ class AuditLog:
         """Write and sign the queued entries, and close the files. Blocks."""
         with self._turn:
             if self._thread is not None:
-                self.put(Event(self._wall_s(), "stop", {}))
+                self.put(AuditEvent(self._wall_s(), "stop", {}))
                 self._stop.set()
                 self._thread.join()
                 self._thread = None
@@ -216,7 +216,7 @@ class AuditLog:
         while self._queue or self._made:
             if not self._made:
                 if self.lost > self._lost_logged:
-                    self._made.append(_event(Event(self._wall_s(), "lost", {"entries": self.lost})))
+                    self._made.append(_event(AuditEvent(self._wall_s(), "lost", {"entries": self.lost})))
                     self._lost_logged = self.lost
                 queue = self._queue
                 self._made += self._entries([queue.popleft() for _ in range(min(len(queue), _BATCH))])
@@ -293,11 +293,11 @@ class AuditLog:
 
     # -- entries
 
-    def _entries(self, some: Iterable[Decided | Event]) -> list[bytes]:
+    def _entries(self, some: Iterable[Decided | AuditEvent]) -> list[bytes]:
         """As they are in the log: equal decisions are encoded once, except for the id and the time."""
         known, made, ms, begun = self.alike.get, list[bytes](), -1, ""
         for one in some:
-            if isinstance(one, Event):
+            if isinstance(one, AuditEvent):
                 made.append(_event(one))
                 continue
             alike = (
@@ -526,7 +526,7 @@ def _id_of(entry: bytes) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _event(one: Event) -> bytes:
+def _event(one: AuditEvent) -> bytes:
     entry = msgspec.json.encode({"kind": one.kind, "at": moment(one.at_s), **one.fields})
     if len(entry) <= tlog.ENTRY_BYTES_MAX:
         return entry

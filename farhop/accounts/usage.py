@@ -64,7 +64,7 @@ class Data(msgspec.Struct, frozen=True):
     saved_output_tokens: int = 0
 
 
-class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+class CloudEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """CloudEvents 1.0, with an extension: `farhopstays` is true of what may not leave the region that wrote it."""
 
     specversion: Annotated[str, msgspec.Meta(pattern="^1[.]0$")]
@@ -88,7 +88,7 @@ class Record(msgspec.Struct, frozen=True, eq=False):
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Event)
+_decoder = msgspec.json.Decoder(CloudEvent)
 _EPOCH_AT = Data.__struct_fields__.index("price_epoch")
 
 
@@ -102,11 +102,11 @@ def _line(record: Record, source: str, prices: Prices | None) -> bytes:
     epoch = prices.epoch_at(record.at_s) if prices is not None else 0
     made = Data(*(*data[:_EPOCH_AT], epoch, *data[_EPOCH_AT:]))
     at = moment(record.at_s)
-    event = Event("1.0", record.id, source, TYPE, made.tenant, at, "application/json", made, record.stays)
+    event = CloudEvent("1.0", record.id, source, TYPE, made.tenant, at, "application/json", made, record.stays)
     return _encoder.encode(event) + b"\n"
 
 
-def read(line: bytes) -> Event | None:
+def read(line: bytes) -> CloudEvent | None:
     """The event in a line; None if it is not a usage record."""
     try:
         event = _decoder.decode(line)
@@ -184,7 +184,7 @@ class Reading:
         self._seen: set[tuple[str, str]] = set()
         self.doubles = self.unreadable = 0
 
-    def events(self, written: Iterable[bytes]) -> Iterator[Event]:
+    def events(self, written: Iterable[bytes]) -> Iterator[CloudEvent]:
         """The records in these lines that were not read before."""
         for line in written:
             event = read(line)
@@ -197,7 +197,7 @@ class Reading:
                 yield event
 
 
-def value_of(event: Event, dimension: str) -> str:
+def value_of(event: CloudEvent, dimension: str) -> str:
     """A record's value in one of DIMENSIONS. Days and hours are in UTC."""
     if dimension == "day":
         return event.time[:10]

@@ -2,7 +2,7 @@
 
 Invariants: a request holds at most one reservation; a target's Load equals the sum over its live reservations, so it is
 never negative and is empty once everything is released. Never decides, and never forgets a reservation by itself: its
-size is bounded by the admission of requests (farhop.balance.limits).
+size is bounded by the admission of requests (farhop.balance.bounds).
 """
 
 from __future__ import annotations

@@ -143,6 +143,9 @@ QUEUE_FULL = _declare(Source.REGION, "queue_full", retryable=True)
 QUEUE_TIMEOUT = _declare(Source.REGION, "queue_timeout", retryable=True)
 # Every replica that was asked says that it has no such path: another's engine may have it.
 PATH_UNSUPPORTED = _declare(Source.REGION, "path_not_supported_by_engine", retryable=True)
+# An engine says that it does not serve the model that it was known to serve: it was started again with another, say. If
+# all that serve the model say so, the engine's own words are the answer.
+MODEL_NOT_SERVED = _declare(Source.REGION, "model_not_served_by_engine", retryable=True)
 # An engine says that it cannot hold such a long request, but another can. The code is OpenAI's.
 TOO_LONG = _declare(Source.REGION, "context_length_exceeded", retryable=True)
 # The region does not accept our token: keys or clocks of the two tiers disagree. Not the client's doing.
@@ -171,12 +174,16 @@ ENGINE_KEY_REFUSED = _declare(Source.TRANSPORT, "engine_key_refused", retryable=
 # An engine, or a proxy before it, redirects (3xx). Neither the balancer nor the client follows: the law knows no such
 # place.
 ENGINE_REDIRECTS = _declare(Source.TRANSPORT, "engine_redirects", retryable=True)
+# What answers is a web page, which no engine sends: a proxy's where one signs in, or another server's at its address.
+NO_ENGINE_THERE = _declare(Source.TRANSPORT, "no_engine_there", retryable=True)
 # An engine, or a proxy before it, says that it takes no request now, and did nothing for this one: while it loads its
 # model or stops (503), or for its load alone (429). If no other takes the request, its own words are the answer.
 ENGINE_UNAVAILABLE = _declare(Source.TRANSPORT, "engine_unavailable", retryable=True)
 ENGINE_BUSY = _declare(Source.TRANSPORT, "engine_busy", retryable=True)
 DECLINED_BY_STATUS = {429: ENGINE_BUSY, 503: ENGINE_UNAVAILABLE}
 DECLINED = frozenset(DECLINED_BY_STATUS.values())
+REFUSALS_OF_THE_WELL = frozenset((PATH_UNSUPPORTED, MODEL_NOT_SERVED, TOO_LONG, ENGINE_BUSY))
+"""What an engine answers that is well, and has another to be asked."""
 # Of a request that two replicas share: the first failed, or did not say where its KV cache is.
 PREFILL_FAILED = _declare(Source.TRANSPORT, "prefill_failed", retryable=True)
 BAD_FRAMING = _declare(Source.TRANSPORT, "upstream_bad_framing")

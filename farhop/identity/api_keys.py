@@ -71,7 +71,7 @@ TWO_CALLERS = NotIdentified(
 TOO_LONG = NotIdentified(UNKNOWN_KEY, f"this is no API key: none has more than {KEY_BYTES_MAX} characters")
 
 
-class Tokens(Protocol):
+class SignedTokens(Protocol):
     """Signed tokens that authenticate a caller (farhop.identity.jwt_tokens)."""
 
     def known(self, credential: bytes) -> Principal | None:
@@ -151,7 +151,7 @@ class Keyring:
         lookup: Lookup,
         issued: Callable[[str], Issued | None] = no_issued_key,
         wall_s: Callable[[], float] = lambda: 0.0,
-        tokens: Tokens | None = None,
+        tokens: SignedTokens | None = None,
     ) -> None:
         self._lookup, self._issued, self._wall_s, self._latest_s = lookup, issued, wall_s, 0.0
         self._tokens = tokens

@@ -24,7 +24,7 @@ OPERATOR = "operator"
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
-class Peer(msgspec.Struct, frozen=True):
+class BalancerIdentity(msgspec.Struct, frozen=True):
     """A balancer whose identity a certificate proves."""
 
     tier: Tier
@@ -46,12 +46,12 @@ def operator_uri(trust_domain: str, name: str) -> str:
     return f"{_SCHEME}{trust_domain}/farhop/{OPERATOR}/{name}"
 
 
-def read(names: Iterable[str], trust_domain: str) -> Peer | None:
-    """The peer, by the alternative names of a verified certificate; None if they name none in this domain."""
+def read(names: Iterable[str], trust_domain: str) -> BalancerIdentity | None:
+    """The balancer, by the alternative names of a verified certificate; None if they name none in this domain."""
     tier, region = _parts(names, trust_domain)
     for known in TIERS:
         if tier == known and _REGION.fullmatch(region):
-            return Peer(known, region)
+            return BalancerIdentity(known, region)
     return None
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Address, Forward, Request, Usage
     from farhop.relay.formats.resumption import Progress
-    from farhop.relay.formats.transcript import Continuation
+    from farhop.relay.formats.transcript import AnswerChain
     from farhop.relay.http.exchange import Exchange
 
 
@@ -92,7 +92,7 @@ class DeclinedAnswer(NamedTuple):
 
 
 class ActiveRequest(msgspec.Struct, eq=False):
-    """One request under way. `context` belongs to the tier. With a `continuation` its answer is listened to. `geo` is
+    """One request under way. `context` belongs to the tier. With an `answer_chain` its answer's text is read. `geo` is
     the residency that its usage is to say again, "" for none. `attempts` makes its attempts (the relay's to call)."""
 
     _owner: RequestOwner
@@ -102,10 +102,10 @@ class ActiveRequest(msgspec.Struct, eq=False):
     hide_usage: bool
     context: Any
     arrived_at: float
-    continuation: Continuation | None
+    answer_chain: AnswerChain | None
     geo: str = ""
     attempts: Any = None
-    progress: Progress | None = None  # of its stream, where that can go on elsewhere
+    progress: Progress | None = None  # of its stream, if that can be continued elsewhere
     attempt: Attempt | None = None
     forward: Forward | None = None
     timer: asyncio.TimerHandle | None = None

@@ -31,18 +31,18 @@ from farhop.relay.upstream.resumable import ContinuedRun, carrier
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farhop.balance.limits import ByteBudget
+    from farhop.balance.bounds import ByteBudget
     from farhop.balance.machine import Command, Event, Flow, Request, Usage
     from farhop.balance.outcome import Outcome
     from farhop.relay.active import Attempt
-    from farhop.relay.formats.transcript import Continuation
+    from farhop.relay.formats.transcript import AnswerChain
     from farhop.relay.http.exchange import Exchange
     from farhop.relay.upstream.pool import Pool
     from farhop.relay.upstream.resumable import Resumption
 
 AttemptMaker: TypeAlias = "Callable[[Relay, ActiveRequest, int, float], AttemptRun]"
 _last_activity_at = attrgetter("last_activity_at")
-_ENDS_WITH_DECLINED = outcome.DECLINED | {outcome.NO_REGION}
+_ENDS_WITH_DECLINED = outcome.DECLINED | {outcome.NO_REGION, outcome.MODEL_NOT_SERVED}
 _ALWAYS = b"accept-encoding: identity\r\nvia: 1.1 farhop\r\n"  # RFC 9110 §7.6.3: an intermediary adds itself
 
 
@@ -106,7 +106,7 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self.live: dict[str, ActiveRequest] = {}
         self._quiet: dict[Address, list[AttemptRun]] = {}  # attempts that the last sweep found silent
-        self._dark: set[Address] = set()  # upstreams to which the network path is broken, by other evidence
+        self._broken_paths: set[Address] = set()  # upstreams to which the network path is broken, by other evidence
         self.unsalted_until: dict[Address, float] = {}  # see AttemptOwner
         self._news: list[tuple[Event, float]] = []  # events held until the bytes they came with are sent
         self.begin_anew: Callable[[ActiveRequest, Request], None] | None = None  # for another model; main sets it
@@ -140,7 +140,7 @@ class Relay:
         hide_usage: bool,
         context: Any,
         arrived_at: float = 0.0,
-        continuation: Continuation | None = None,
+        answer_chain: AnswerChain | None = None,
         geo: str = "",
         attempts: AttemptMaker = AttemptRun,
     ) -> None:
@@ -155,7 +155,7 @@ class Relay:
         if asked is not None and (continues := carrier(asked)) is not None:
             request = replace(request, continues=continues)
         active = ActiveRequest(
-            self, exchange, request, body, hide_usage, context, arrived_at or now, continuation, geo, attempts
+            self, exchange, request, body, hide_usage, context, arrived_at or now, answer_chain, geo, attempts
         )
         active.progress = progress
         exchange.body = b""  # its request has it now, perhaps changed
@@ -438,7 +438,11 @@ class Relay:
                 if ends_with_event
                 else None
             )
-        elif (answer := active.declined) is not None and command.outcome in _ENDS_WITH_DECLINED:
+        elif (
+            (answer := active.declined) is not None
+            and command.outcome in _ENDS_WITH_DECLINED
+            and (answer.status != 404 or command.outcome is outcome.MODEL_NOT_SERVED)  # else others do serve it
+        ):
             # The tier above, too, is to know it for the engine's.
             active.status = answer.status
             active.exchange.begin(answer.status, answer.head + extra, len(answer.body), answer.body)
@@ -519,19 +523,19 @@ class Relay:
     def channel(self, address: Address, up: bool) -> None:
         """Another connection to this upstream broke, or works again: ours may be dead without notice."""
         if up:
-            self._dark.discard(address)
+            self._broken_paths.discard(address)
             return
-        self._dark.add(address)
+        self._broken_paths.add(address)
         self.pool.give_up(address)
         for active in self.live.values():
             attempt, forward = active.attempt, active.forward
             if isinstance(attempt, AttemptRun) and forward is not None and forward.address == address:
                 attempt.inquiry.path_broke = True
 
-    def is_dark(self, attempt: AttemptRun) -> bool:
+    def path_is_broken(self, attempt: AttemptRun) -> bool:
         """Whether the connection to the attempt's upstream is known to be broken now."""
         forward = attempt.active.forward
-        return bool(self._dark) and forward is not None and forward.address in self._dark
+        return bool(self._broken_paths) and forward is not None and forward.address in self._broken_paths
 
     def quiet(self, address: Address) -> list[AttemptRun]:
         """The attempts at an upstream to inquire about, the longest silent first; at most ASKED_MAX."""

@@ -58,7 +58,7 @@ class Conflict(StoreError):  # noqa: N818 -- the same
         self.expected = expected
 
 
-class Entry(msgspec.Struct, frozen=True):
+class KeyValue(msgspec.Struct, frozen=True):
     """A key and its value. `revision` is that of its last write, for compare-and-set; above 0."""
 
     key: str
@@ -87,15 +87,15 @@ class Change(msgspec.Struct, frozen=True):
     revision: int = 0
     key: str = ""
     value: bytes = b""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[KeyValue, ...] = ()
     why: str = ""
     from_disk: bool = False
 
     @property
-    def written(self) -> tuple[Entry, ...]:
+    def written(self) -> tuple[KeyValue, ...]:
         """The entries that this step brings: all that exist, the one put, or none."""
         if self.kind is ChangeKind.PUT:
-            return (Entry(self.key, self.value, self.revision),)
+            return (KeyValue(self.key, self.value, self.revision),)
         return self.entries
 
     def ended(self, known: Iterable[str]) -> list[str]:
@@ -155,11 +155,11 @@ class Store(Protocol):
         `aclose()` it when done."""
         ...
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> KeyValue | None:
         """The key's entry, read from a quorum; None if absent. Raises StoreError."""
         ...
 
-    async def list(self, prefix: str) -> tuple[Entry, ...]:
+    async def list(self, prefix: str) -> tuple[KeyValue, ...]:
         """All entries under `prefix` at one revision, ordered by key. Raises StoreError."""
         ...
 

@@ -22,7 +22,7 @@ from farhop.store.contract import (
     ROOT,
     Change,
     ChangeKind,
-    Entry,
+    KeyValue,
     Store,
     StoreError,
     StoreUnreachable,
@@ -44,7 +44,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     revision: int
-    entries: tuple[Entry, ...]
+    entries: tuple[KeyValue, ...]
 
 
 _encode, decode_snapshot = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(_Snapshot).decode
@@ -62,7 +62,7 @@ class DiskCachedStore(Store):
         self.silent: str | None = None
         self.trouble: str | None = None
         self.written_at: float | None = None  # of the law that a start without etcd rests on
-        self._known: dict[str, tuple[int, dict[str, Entry]]] = {}  # by prefix watched
+        self._known: dict[str, tuple[int, dict[str, KeyValue]]] = {}  # by prefix watched
         self.saved: dict[str, tuple[float, bytes]] = {}  # by prefix, when and what
         self._dirty: dict[str, bool] = {}  # prefixes to save; whether at once
         self._woken = asyncio.Event()
@@ -212,11 +212,11 @@ class DiskCachedStore(Store):
         """See the contract."""
         return await self.inner.publish(key, value, ttl_s)
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> KeyValue | None:
         """See the contract."""
         return await self.inner.get(key)
 
-    async def list(self, prefix: str) -> tuple[Entry, ...]:
+    async def list(self, prefix: str) -> tuple[KeyValue, ...]:
         """See the contract."""
         return await self.inner.list(prefix)
 

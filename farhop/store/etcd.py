@@ -22,7 +22,7 @@ from farhop.store.contract import (
     Change,
     ChangeKind,
     Conflict,
-    Entry,
+    KeyValue,
     Store,
     StoreError,
     StoreUnreachable,
@@ -94,12 +94,12 @@ class EtcdStore(Store):
                 async with asyncio.timeout(backoff.next_s()):
                     await self._closed.wait()
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> KeyValue | None:
         """See the contract."""
         reply = await self.link.call("kvstub", "Range", aetcd.rpc.RangeRequest(key=key.encode()))
         return _entry(reply.kvs[0]) if reply.kvs else None
 
-    async def list(self, prefix: str) -> tuple[Entry, ...]:
+    async def list(self, prefix: str) -> tuple[KeyValue, ...]:
         """See the contract."""
         return (await self.listing(prefix))[1]
 
@@ -174,10 +174,10 @@ class EtcdStore(Store):
             raise Conflict(key, expect_revision)
         return reply
 
-    async def listing(self, prefix: str) -> tuple[int, tuple[Entry, ...]]:
+    async def listing(self, prefix: str) -> tuple[int, tuple[KeyValue, ...]]:
         """All entries under the prefix and the revision they are of, page by page at that one revision."""
         start, end = _range(prefix)
-        entries: list[Entry] = []
+        entries: list[KeyValue] = []
         revision = 0
         while True:
             request = aetcd.rpc.RangeRequest(key=start, range_end=end, limit=PAGE, revision=revision)
@@ -272,8 +272,8 @@ class _WatchStream:
             await self._call.write(request)
 
 
-def _entry(pair: Any) -> Entry:
-    return Entry(pair.key.decode(errors="replace"), pair.value, int(pair.mod_revision))
+def _entry(pair: Any) -> KeyValue:
+    return KeyValue(pair.key.decode(errors="replace"), pair.value, int(pair.mod_revision))
 
 
 def change_of(event: Any) -> Change:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
     from random import Random
 
-    from farhop.store.contract import Change, Entry
+    from farhop.store.contract import Change, KeyValue
     from farhop.store.etcd_settings import EtcdSettings
 
 CHANGES_WAITING = 1024  # of one watch: a hub whose changes are not consumed waits, as it would alone
@@ -104,14 +104,14 @@ class Hubs(Store):
         for task in tasks:
             task.result()
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> KeyValue | None:
         """See the contract. The revision is that of the hub whose copy counts."""
         return _of(await self._each(lambda store: store.get(key)))
 
-    async def list(self, prefix: str) -> tuple[Entry, ...]:
+    async def list(self, prefix: str) -> tuple[KeyValue, ...]:
         """See the contract: all that any hub holds."""
         listed = await self._each(lambda store: store.list(prefix))
-        copies: dict[str, dict[str, Entry]] = {}
+        copies: dict[str, dict[str, KeyValue]] = {}
         for name, entries in listed.items():
             for entry in entries:
                 copies.setdefault(entry.key, {})[name] = entry
@@ -155,7 +155,7 @@ class Hubs(Store):
         write: Callable[[Store, int | None], Coroutine[Any, Any, Any]],
     ) -> Sequence[Any]:
         """At each hub by its own revision. The writer that is first at the first hub wins; the others give up."""
-        found: dict[str, Entry | None] = await self._each(lambda store: store.get(key))
+        found: dict[str, KeyValue | None] = await self._each(lambda store: store.get(key))
         entry = _of(found)
         if expect_revision is not None and expect_revision != (entry.revision if entry is not None else 0):
             raise Conflict(key, expect_revision)
@@ -271,7 +271,7 @@ async def _end(tasks: set[asyncio.Task[Any]]) -> None:
         await asyncio.wait(ending)
 
 
-def _of(copies: Mapping[str, Entry | None]) -> Entry | None:
+def _of(copies: Mapping[str, KeyValue | None]) -> KeyValue | None:
     return chosen((name, entry) for name, entry in copies.items() if entry is not None)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farhop.store.contract import Change, ChangeKind, Entry
+from farhop.store.contract import Change, ChangeKind, KeyValue
 from farhop.store.envelope import bare
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def stamp(document: bytes) -> tuple[int, int, int]:
     return read.epoch, read.incarnation, read.seq
 
 
-def chosen(copies: Iterable[tuple[str, Entry]], lost: Collection[str] = ()) -> Entry | None:
+def chosen(copies: Iterable[tuple[str, KeyValue]], lost: Collection[str] = ()) -> KeyValue | None:
     """The copy that counts, of those of one key by hub; None if there is none."""
-    best: tuple[tuple[tuple[int, int, int], bool], Entry] | None = None
+    best: tuple[tuple[tuple[int, int, int], bool], KeyValue] | None = None
     for hub, entry in sorted(copies, key=lambda copy: copy[0]):
         rank = stamp(entry.value), hub not in lost
         if best is None or rank > best[0]:
@@ -54,11 +54,11 @@ class Merged:
     """The changes of one watch at every hub, made one watch of them all. Revisions are counted here, from 1."""
 
     def __init__(self, hubs: Iterable[str]) -> None:
-        self._listed: dict[str, dict[str, Entry]] = {hub: {} for hub in hubs}
+        self._listed: dict[str, dict[str, KeyValue]] = {hub: {} for hub in hubs}
         self._silent = set(self._listed)  # that have not said anything yet
         self._lost: dict[str, str] = {}
-        self._dark = False
-        self._emitted: dict[str, Entry] | None = None
+        self._all_lost = False
+        self._emitted: dict[str, KeyValue] | None = None
         self._revision = 0
 
     def take(self, hub: str, change: Change) -> list[Change]:
@@ -71,12 +71,12 @@ class Merged:
         if change.kind is ChangeKind.LOST:
             return self._lose(hub, change.why)
         self._lost.pop(hub, None)
-        self._dark = False
+        self._all_lost = False
         if change.kind is ChangeKind.SNAPSHOT:
             self._listed[hub] = {entry.key: entry for entry in change.entries}
             return [] if self._silent else [self._snapshot()]
         if change.kind is ChangeKind.PUT:
-            self._listed[hub][change.key] = Entry(change.key, change.value, change.revision)
+            self._listed[hub][change.key] = KeyValue(change.key, change.value, change.revision)
         else:
             for other in (hub, *self._lost):
                 self._listed[other].pop(change.key, None)
@@ -86,9 +86,9 @@ class Merged:
         self._lost[hub] = why
         if len(self._lost) < len(self._listed):
             return [self._snapshot()] if self._emitted is None and not self._silent else []
-        if self._dark:
+        if self._all_lost:
             return []
-        self._dark = True
+        self._all_lost = True
         why = "; ".join(f"{name}: {why}" for name, why in sorted(self._lost.items()))
         return [Change(ChangeKind.LOST, why=why)]
 
@@ -114,5 +114,5 @@ class Merged:
         self._revision += 1
         return [Change(ChangeKind.PUT, self._revision, key, now.value)]
 
-    def _chosen(self, key: str) -> Entry | None:
+    def _chosen(self, key: str) -> KeyValue | None:
         return chosen(((hub, listed[key]) for hub, listed in self._listed.items() if key in listed), self._lost)

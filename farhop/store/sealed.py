@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farhop.store.contract import Change, ChangeKind, Entry, Store
+from farhop.store.contract import Change, ChangeKind, KeyValue, Store
 from farhop.store.envelope import NO_KEYS, OPERATORS_KINDS, EnvelopeError, is_sealed, kind_of
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Sealed(Store):
 
     async def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
         """See the contract. What does not count is as if it had never been written."""
-        counted: dict[str, Entry] = {}
+        counted: dict[str, KeyValue] = {}
         async with contextlib.aclosing(self.store.watch(prefix)) as changes:
             async for change in changes:
                 if change.kind is ChangeKind.SNAPSHOT:
@@ -67,14 +67,14 @@ class Sealed(Store):
                 if opened is not None:
                     yield opened
 
-    def _opened_change(self, change: Change, counted: dict[str, Entry]) -> Change | None:
+    def _opened_change(self, change: Change, counted: dict[str, KeyValue]) -> Change | None:
         if change.kind is ChangeKind.SNAPSHOT:
             entries = [self._opened(entry) or counted.get(entry.key) for entry in change.entries]
             counted.clear()
             counted.update((entry.key, entry) for entry in entries if entry is not None)
             return msgspec.structs.replace(change, entries=tuple(counted.values()))
         if change.kind is ChangeKind.PUT:
-            entry = self._opened(Entry(change.key, change.value, change.revision))
+            entry = self._opened(KeyValue(change.key, change.value, change.revision))
             if entry is None:
                 return None
             if self._keys.asks(change.key):
@@ -85,7 +85,7 @@ class Sealed(Store):
             self.ignored.pop(change.key, None)
         return change
 
-    def _opened(self, entry: Entry) -> Entry | None:
+    def _opened(self, entry: KeyValue) -> KeyValue | None:
         kind, _ = kind_of(entry.key)
         if not kind:
             return entry
@@ -97,14 +97,14 @@ class Sealed(Store):
                 self.ignored[entry.key] = f"{kind}_{error.reason}"
             return None
         self.ignored.pop(entry.key, None)
-        return entry if document is entry.value else Entry(entry.key, document, entry.revision)
+        return entry if document is entry.value else KeyValue(entry.key, document, entry.revision)
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> KeyValue | None:
         """See the contract."""
         entry = await self.store.get(key)
         return None if entry is None else self._opened(entry)
 
-    async def list(self, prefix: str) -> tuple[Entry, ...]:
+    async def list(self, prefix: str) -> tuple[KeyValue, ...]:
         """See the contract."""
         return tuple(entry for one in await self.store.list(prefix) if (entry := self._opened(one)) is not None)
 

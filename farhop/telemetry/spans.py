@@ -20,7 +20,7 @@ from farhop.telemetry.export import Kind, SpanRecord
 if TYPE_CHECKING:
     from random import Random
 
-    from farhop.telemetry.recording import Recorder
+    from farhop.telemetry.trace_exporter import TraceExporter
 
 SPANS_MAX = 64  # per request and tier; a request has some six, and each retry adds one
 
@@ -49,14 +49,7 @@ class RequestTrace(Span):
         """32 hex digits, the same on every tier: for logs, answers and `farhop explain`."""
         return context.trace_id(self.traceparent)
 
-    def child(
-        self,
-        name: str,
-        start_ns: int,
-        end_ns: int,
-        attributes: Mapping[str, Value] | None = None,
-        error: str | None = None,
-    ) -> None:
+    def child(self, name: str, start_ns: int, end_ns: int, attributes: Mapping[str, Value] | None = None) -> None:
         """Record a child span of work that is already over."""
 
     def open(self, name: str, start_ns: int, kind: Kind = "client") -> Span:  # noqa: ARG002
@@ -81,7 +74,7 @@ class _OpenSpan(Span):
 class _RecordedTrace(RequestTrace, kw_only=True):
     """A sampled request: gathers its records, and hands them over when it ends."""
 
-    recorder: Recorder | None
+    exporter: TraceExporter | None
     _parent: context.Parent | None
     _flags: int
     _rng: Random
@@ -89,16 +82,9 @@ class _RecordedTrace(RequestTrace, kw_only=True):
     _records: list[SpanRecord]
     _skipped: int = 0
 
-    def child(
-        self,
-        name: str,
-        start_ns: int,
-        end_ns: int,
-        attributes: Mapping[str, Value] | None = None,
-        error: str | None = None,
-    ) -> None:
+    def child(self, name: str, start_ns: int, end_ns: int, attributes: Mapping[str, Value] | None = None) -> None:
         if self._has_room():
-            self._records.append(SpanRecord(name, "internal", _span_id(self._rng), start_ns, end_ns, attributes, error))
+            self._records.append(SpanRecord(name, "internal", _span_id(self._rng), start_ns, end_ns, attributes))
 
     def open(self, name: str, start_ns: int, kind: Kind = "client") -> Span:
         if not self._has_room():
@@ -108,23 +94,23 @@ class _RecordedTrace(RequestTrace, kw_only=True):
         return _OpenSpan(context.write(self.traceparent[3:35], record.span_id, self._flags), record)
 
     def mute(self) -> None:
-        self.recorder, self.sampled = None, False
+        self.exporter, self.sampled = None, False
         self._records = []
         if self._parent is not None:  # the next tier's span is below the caller's, not below one that is never exported
             self.traceparent = context.write(self._parent.trace_id, self._parent.span_id, self._flags)
 
     def end(self, end_ns: int, attributes: Mapping[str, Value] | None = None, error: str | None = None) -> None:
-        recorder, self.recorder, self.sampled = self.recorder, None, False
-        if recorder is None:
+        exporter, self.exporter, self.sampled = self.exporter, None, False
+        if exporter is None:
             return
         root = self._root
         root.end_ns, root.attributes, root.error = end_ns, attributes, error
-        recorder.record(self.traceparent[3:35], self._parent, self.tracestate, self._flags, self._records)
-        recorder.skipped += self._skipped
+        exporter.export(self.traceparent[3:35], self._parent, self.tracestate, self._flags, self._records)
+        exporter.skipped += self._skipped
         self._records = []
 
     def _has_room(self) -> bool:
-        if self.recorder is None:
+        if self.exporter is None:
             return False
         if len(self._records) < SPANS_MAX:
             return True
@@ -150,20 +136,22 @@ class Tracing:
         self._bound = settings.sampler.bound
         self._passes_through = settings.disabled
         self._skipped = 0
-        self.recorder: Recorder | None = None
+        self.exporter: TraceExporter | None = None
         if settings.protocol is None:
             return
-        from farhop.telemetry.recording import Recorder  # 0.3 s of imports, paid only where spans are exported
+        from farhop.telemetry.trace_exporter import (
+            TraceExporter,  # 0.3 s of imports, paid only where spans are exported
+        )
 
         try:
-            self.recorder = Recorder(settings.protocol, service, region, instance)
+            self.exporter = TraceExporter(settings.protocol, service, region, instance)
         except Exception as error:  # noqa: BLE001 - exporters raise classes of their own on a bad variable
             self.problems += (f"OTEL_EXPORTER_OTLP_*: spans are not exported: {error}; correct the variable",)
 
     @property
     def skipped(self) -> int:
         """Attributes refused and spans beyond the bound of their trace, since the start."""
-        return self._skipped + (self.recorder.skipped if self.recorder is not None else 0)
+        return self._skipped + (self.exporter.skipped if self.exporter is not None else 0)
 
     def begin(
         self, traceparent: bytes | None, tracestate: bytes | None, name: str, now_ns: int, rng: Random
@@ -189,15 +177,15 @@ class Tracing:
 
     async def flush(self, timeout_s: float = 5.0) -> bool:
         """Send what is queued now; False if that took longer (it then goes on in the background)."""
-        return self.recorder is None or await self.recorder.flush(timeout_s)
+        return self.exporter is None or await self.exporter.flush(timeout_s)
 
     async def close(self, timeout_s: float = 5.0) -> bool:
         """Send what is queued and stop; False if the collector did not take it in time. Safe to call twice."""
-        recorder, self.recorder = self.recorder, None
-        if recorder is None:
+        exporter, self.exporter = self.exporter, None
+        if exporter is None:
             return True
-        self._skipped += recorder.skipped
-        return await recorder.close(timeout_s)
+        self._skipped += exporter.skipped
+        return await exporter.close(timeout_s)
 
     def _samples(self, parent: context.Parent) -> bool:
         if self._follows_parent:
@@ -214,13 +202,13 @@ class Tracing:
         rng: Random,
     ) -> RequestTrace:
         flags = context.SAMPLED if parent is None else parent.flags | context.SAMPLED
-        if self.recorder is None:
+        if self.exporter is None:
             # Nothing is kept here, but the sampling choice holds: the tiers below may well export.
             span_id = _span_id(rng) if parent is None else parent.span_id
             return RequestTrace(context.write(trace_id, span_id, flags), tracestate)
         root = SpanRecord(name, "server", _span_id(rng), now_ns)
         traceparent = context.write(trace_id, root.span_id, flags)
         return _RecordedTrace(
-            traceparent, tracestate, True, recorder=self.recorder, _parent=parent, _flags=flags, _rng=rng,
+            traceparent, tracestate, True, exporter=self.exporter, _parent=parent, _flags=flags, _rng=rng,
             _root=root, _records=[root],
         )  # fmt: skip

@@ -91,7 +91,7 @@ def import_log(
         typer.Option(
             "--regions",
             metavar="REGIONS",
-            help="The regions of requests that name none, such as tokyo,virginia. Default: the topology's.",
+            help="The regions that have replicas; requests that name no region come in there. Default: the topology's.",
         ),
     ] = "",
     topology: Annotated[

@@ -29,7 +29,7 @@ from regional_lb.app.control_port import CONTROL_OPTIONS
 from regional_lb.fleet.view import Replica, ReplicaProbed, ReplicaSampled, Sample, ViewSwapped, view_of
 from regional_lb.mesh.report import Reporter
 from regional_lb.scheduler.flow import FlowConfig, RegionalFlow
-from topology import load as worlds
+from topology import load as topologies
 from topology.law import Law
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ async def serve(job: Job) -> None:
     """Report until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    regions = Regions(worlds.load(Path(job.topology)), job.tiers, replicas(job))
+    regions = Regions(topologies.load(Path(job.topology)), job.tiers, replicas(job))
     try:
         await regions.open(job.etcd)
         print(f"{len(job.tiers)} regions report", flush=True)

@@ -89,12 +89,12 @@ async def _limits(what: str, limit: Limit) -> Row:
         while len(samples) < REPEATS:
             began, waits = time.process_time(), None
             for _ in range(REQUESTS):
-                context: Any = SimpleNamespace(caller=caller, reserved=None)
+                context: Any = SimpleNamespace(caller=caller, charge=None)
                 waits = limiter.admit(context, request)
                 if waits is not None:
                     break
-                context.reserved.headers()
-                context.reserved.settle(over, outcome.SERVED, used)
+                context.charge.headers()
+                context.charge.settle(over, outcome.SERVED, used)
             if waits is None:
                 samples.append((time.process_time() - began) / REQUESTS * 1e6)
             elif isinstance(waits, asyncio.Future):

@@ -75,7 +75,7 @@ def reasons_of(reasons: Any) -> tuple[Any, ...] | None:
         who = None if chosen is None else chosen.region
         rest = (sorted(reasons.ties), reasons.spilled_from)
     elif isinstance(reasons, Pick):
-        chosen, scores = reasons.chosen, [one.score for one in reasons.field]
+        chosen, scores = reasons.chosen, [one.score for one in reasons.ranked]
         who = None if chosen is None else chosen.replica
         rest = (reasons.deferred_to is not None, reasons.explored, reasons.version)
     else:
@@ -313,7 +313,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         ),
     ),
     115: _fields(refusals.RefusalsChanged, "by_model"),
-    116: _fields(refusals.Refusal, "share until why author"),
+    116: _fields(refusals.OrderedRefusal, "share until why author"),
     117: _fields(overdue.OverdueCheckDue),
     72: _fields(
         HealthConfig,

@@ -45,7 +45,7 @@ OVERLOAD = "overload"  # all of its regions: a request that one releases waits i
 _TAPED = "farhop-taped"
 
 
-class Recorder:
+class RecordedMachines:
     """Makes a world's machines and records some of them: `which` by tier and region, "" for all."""
 
     def __init__(self, which: Collection[tuple[str, str]], calls_max: int) -> None:
@@ -108,34 +108,34 @@ def _scenario(
     calls_max: int,
     also: Callable[[World], None] = lambda _: None,
 ) -> list[HistoryRecorder]:
-    recorder = Recorder(which, calls_max)
+    machines = RecordedMachines(which, calls_max)
     scenario = find(name, routers.names())
-    with recorder.recording():
+    with machines.recording():
         world, _clients = prepared(scenario, Key(name, _TAPED, scenario.doc.loads[0], 0))
         world.journal.violations_only()
         also(world)
         world.run(seconds)
-    return recorder.session.recorders
+    return machines.session.recorders
 
 
 def _chaos(path: Path, seconds: float, which: Collection[tuple[str, str]], calls_max: int) -> list[HistoryRecorder]:
     schedule = schedules.decode(path.read_text(), path.name)
-    recorder = Recorder(which, calls_max)
-    with recorder.recording():
+    machines = RecordedMachines(which, calls_max)
+    with machines.recording():
         region_names = schedule.names
         world = World(
             schedule.seed,
             flat(region_names, workload.RTT_MS),
             {name: gpus(workload.GPU.name, schedule.replicas, seed=schedule.seed) for name in region_names},
             stood_s=workload.STOOD_S,
-            make_global=recorder.entry,
-            make_regional=recorder.regional,
+            make_global=machines.entry,
+            make_regional=machines.regional,
         )
         world.journal.violations_only()
         FaultInjector(world, workload.TENANT).plan(schedule.faults)
         workload.OpenLoad(world, schedule)
         world.run(min(seconds, schedule.mended_s + 5.0))
-    return recorder.session.recorders
+    return machines.session.recorders
 
 
 def _steered(world: World) -> None:

@@ -20,7 +20,7 @@ from farhop_lab.scenarios.work import check_trace, figures_of, longest_tokens
 from farhop_lab.sim.sites import MODEL
 from farhop_lab.workloads.load import TraceError
 from farhop_lab.workloads.program import WorkloadError
-from topology import load as worlds
+from topology import load as topologies
 from topology.document import TEXT_CHARS_MAX, read
 from topology.law import Law, Scope
 from topology.model import Topology
@@ -46,7 +46,7 @@ class Scenario(msgspec.Struct, frozen=True):
     def topology_path(self) -> Path:
         """The file its topology is read from."""
         name = self.doc.topology
-        return self.folder / name if name.endswith((".yaml", ".yml")) else worlds.shipped(name)
+        return self.folder / name if name.endswith((".yaml", ".yml")) else topologies.shipped(name)
 
     @property
     def work_name(self) -> str:
@@ -131,9 +131,9 @@ def built(document: Mapping[str, Any], folder: Path) -> Scenario:
 def _topology(doc: ScenarioDoc, source: str, folder: Path) -> Topology:
     name = doc.topology
     if name.endswith((".yaml", ".yml")):
-        return worlds.load(folder / name)
+        return topologies.load(folder / name)
     try:
-        return worlds.load(worlds.shipped(name))
+        return topologies.load(topologies.shipped(name))
     except TopologyError as error:
         if error.source != name:
             raise

@@ -105,7 +105,9 @@ class WireDoc(Doc):
     """How round-trip times differ from the topology's."""
 
     jitter: float = Field(default=0.0, ge=0, le=10, description="give the most a way takes longer, as a share of it")
-    drift: float = Field(default=0.0, ge=0, le=1, description="give how far a wire time wanders, as a share of it")
+    drift: float = Field(
+        default=0.0, ge=0, le=1, description="give how far a round-trip time wanders, as a share of it"
+    )
     drift_every_s: float = Field(default=30.0, gt=0, le=86_400, description=_SECONDS)
     lost: Share = Field(default=0.0, description="give the share of reports that never arrives, 0 to 1")
 

@@ -174,7 +174,7 @@ class Hop:
     def _silent_s(self) -> float:
         """Seconds for which the attempt may be silent, as in relay.attempt.AttemptRun.check."""
         most_s = self._balancer.context.watching.between_bytes_s
-        return stall_s(0.0, most_s) if self._balancer.links.is_dark(self._region.name) else most_s
+        return stall_s(0.0, most_s) if self._balancer.links.path_is_broken(self._region.name) else most_s
 
     def path_broke(self) -> None:
         """The channel to its region broke."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from farhop.relay.http import head as heads
 from farhop.service.authentication.authenticator import KeyAuthenticator
 from farhop.service.law.lawbook import LawBook
-from farhop.store.contract import LAW_KEY, Change, ChangeKind, Entry
+from farhop.store.contract import LAW_KEY, Change, ChangeKind, KeyValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ class LawClient:
     def apply(self, document: bytes, revision: int, *, anew: bool = False) -> None:
         """This document is now in etcd (b"": none); `anew`: from a listing, as at the start and after an outage."""
         if anew:
-            entries = (Entry(LAW_KEY, document, revision),) if document else ()
+            entries = (KeyValue(LAW_KEY, document, revision),) if document else ()
             self.book.changed(Change(ChangeKind.SNAPSHOT, revision, entries=entries))
         else:
             kind = ChangeKind.PUT if document else ChangeKind.DELETE

@@ -168,7 +168,7 @@ class RegionLinks:
             )
         )
 
-    def is_dark(self, region: str) -> bool:
+    def path_is_broken(self, region: str) -> bool:
         """Whether its channel was up and is broken now."""
         return self.channel_up.get(region) is False
 

@@ -54,7 +54,7 @@ class Wire:
     def set_rtt(self, a: str, b: str, rtt_ms: float) -> None:
         """Change the round-trip time, both ways, of what is sent from now on."""
         if not 0.0 <= rtt_ms < inf:
-            raise ValueError(f"rtt_ms: {rtt_ms!r} is no wire time; give 0 or more milliseconds")
+            raise ValueError(f"rtt_ms: {rtt_ms!r} is no round-trip time; give 0 or more milliseconds")
         self._rtt_ms[a, b] = self._rtt_ms[b, a] = rtt_ms
 
     def disturb(self, rng: Random, jitter: float, drift: float, every_s: float) -> None:

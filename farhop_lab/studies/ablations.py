@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from farhop.balance.machine import Command, Event
-    from global_lb.fleet.table import Column, Field
+    from global_lb.fleet.table import Candidates, Column
     from global_lb.routing.pick import Decision
     from global_lb.routing.policy import Policy as GlobalPolicy
     from global_lb.routing.request_state import RequestState
@@ -92,7 +92,7 @@ class _Eager(WaitEstimate):
     def consider(self, *args: Any, **named: Any) -> Pick | None:
         choice = super().consider(*args, **named)
         if choice is not None and choice.chosen is None:
-            choice.chosen = choice.field[0]
+            choice.chosen = choice.ranked[0]
         return choice
 
 
@@ -113,12 +113,14 @@ class EarlyBinding(regional_flow.RegionalFlow):
 class FirstTokenGlobal(GlobalPredictive):
     """The predictive score without its `tpot` term."""
 
-    def score(self, field: Field) -> Column:
+    def score(self, candidates: Candidates) -> Column:
         """See Policy."""
-        score_ms: Column = field.predicted_ms() - field.beta * field.output_tokens * field.block[TOKEN]
+        score_ms: Column = (
+            candidates.predicted_ms() - candidates.beta * candidates.output_tokens * candidates.block[TOKEN]
+        )
         return score_ms
 
-    def shift(self, field: Field) -> float:  # noqa: ARG002
+    def shift(self, candidates: Candidates) -> float:  # noqa: ARG002
         """See Policy."""
         return 0.0
 

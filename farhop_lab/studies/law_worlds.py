@@ -43,7 +43,7 @@ from farhop.balance.prefix.journal import Stored
 from farhop.relay.http import head as heads
 from farhop.service.authentication.authenticator import Caller, KeyAuthenticator
 from farhop.service.law.lawbook import LawBook
-from farhop.store.contract import LAW_KEY, Change, ChangeKind, Conflict, Entry, StoreUnreachable
+from farhop.store.contract import LAW_KEY, Change, ChangeKind, Conflict, KeyValue, StoreUnreachable
 from farhop.store.documents.report import COUNT_LIMIT, ModelReport
 from farhop.store.envelope import NO_KEYS, Keys, Signer, public_key
 from farhop.store.state import SavedDocument
@@ -52,7 +52,7 @@ from global_lb.fleet import view as global_view
 from global_lb.routing import flow as global_flow
 from regional_lb.fleet import view as regional_view
 from regional_lb.scheduler.flow import FlowConfig, RegionalFlow
-from topology import policy
+from topology import law_document
 from topology.law import Law
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Etcd:
 
     def listing(self) -> Change:
         """All keys, as for a new client."""
-        entries = (Entry(LAW_KEY, self.value, self.revision),) if self.value else ()
+        entries = (KeyValue(LAW_KEY, self.value, self.revision),) if self.value else ()
         return Change(ChangeKind.SNAPSHOT, max(self.revision, 1), entries=entries)
 
 
@@ -313,8 +313,8 @@ class World:
         self.asked: dict[str, tuple[Request, Document, tuple[str, str, str]]] = {}
         self.owners: dict[int, set[tuple[str, str, str, str]]] = {}
         self.hubs = {"a": Etcd(), "b": Etcd()}
-        policy_first = policy.read(json.dumps(self.documents[0]).encode(), MAP, "first")
-        self.first = Law(policy_first.over(MAP))
+        first_document = law_document.read(json.dumps(self.documents[0]).encode(), MAP, "first")
+        self.first = Law(first_document.over(MAP))
         self.sites = rng.sample(sorted(REGIONS), 2)
         self.engines = {region: self._listing() for region in self.sites}
         self.above = {region: Process(self, "global", region) for region in self.sites}

@@ -158,5 +158,5 @@ def _symmetric(rtt_ms: Mapping[tuple[str, str], float]) -> dict[tuple[str, str],
     for a in regions:
         for b in regions:
             if a != b and (a, b) not in found:
-                raise LinkError(f"rtt_ms: {a} to {b}: no wire time; give one")
+                raise LinkError(f"rtt_ms: {a} to {b}: no round-trip time; give one")
     return found

@@ -20,6 +20,7 @@ from datetime import datetime
 from itertools import accumulate, chain, islice, pairwise
 from math import isfinite
 from pathlib import Path
+from statistics import median_low
 from typing import IO, Any, TypeVar
 
 import msgspec
@@ -64,6 +65,10 @@ _Timed = TypeVar("_Timed", LogRow, SessionRow)
 
 class TraceError(Exception):
     """A trace that cannot be used. The text is one line: file, line, what is wrong, remedy."""
+
+
+class BrokenOffError(TraceError):
+    """A file that cannot be read further."""
 
 
 def mooncake(path: Path) -> list[MooncakeRow]:
@@ -150,13 +155,32 @@ def _from_first(path: Path, rows: list[_Timed]) -> list[_Timed]:
 
 
 def log(path: Path) -> list[LogRow]:
-    """A log's JSON lines, each a LogRow. Times count from the earliest. Raises TraceError."""
+    """A log's JSON lines, each a LogRow. Times count from the earliest. A block has one length wherever it stands, the
+    median. Raises TraceError.
+    """
     rows: list[LogRow] = []
     for number, row in _objects(path, LogRow):
         _check_tokens(path, number, row.input_tokens, row.output_tokens, *(tokens for _, tokens in row.blocks))
         _check_moment(path, number, row.at_s, *(() if row.pause_s is None else (row.pause_s,)))
         rows.append(row)
-    return _from_first(path, rows)
+    return _from_first(path, _alike(rows))
+
+
+def _alike(rows: list[LogRow]) -> list[LogRow]:
+    """Each block of one length: a recording estimates it anew from each prompt's tokens and bytes, and texts that begin
+    alike would part where it differs. The median, since a prompt in another script may be far off.
+    """
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        for name, tokens in row.blocks:
+            found.setdefault(name, []).append(tokens)
+    lengths = {name: median_low(tokens) for name, tokens in found.items()}
+    return [
+        msgspec.structs.replace(row, blocks=tuple((name, lengths[name]) for name, _ in row.blocks))
+        if row.blocks
+        else row
+        for row in rows
+    ]
 
 
 def published(path: Path) -> tuple[str, list[LogRow]] | None:
@@ -199,47 +223,58 @@ def own_log(
 ) -> tuple[list[LogRow], list[str]]:
     """A user's own request log: JSON lines, one JSON array, or CSV with a head; with fields of any names (own_logs), as
     rows of a `log` in order of time, with pauses within sessions if it is known how long answers took. Also returns
-    what was left out: with `skip`, one message for each line that cannot be read; otherwise none. `block_tokens`: the
-    length of the blocks that `hash_ids` name; 0: these are not read. Raises TraceError.
+    what was left out: with `skip`, one message for each line that cannot be read, before them one for the rest of a
+    file that breaks off; otherwise none. `block_tokens`: the length of the blocks that `hash_ids` name; 0: these are
+    not read. Raises TraceError.
     """
-    found: list[tuple[LogRow, float | None]] = []
+    found: list[tuple[LogRow, float | None, str]] = []
     complaints: list[str] = []
-    for at, request in _requests(path):
-        try:
-            found.append(_row(path, at, request, fields, block_tokens))
-        except TraceError as error:
-            if not skip:
-                raise TraceError(f"{error} (--skip leaves such lines out)") from None
-            complaints.append(str(error))
+    try:
+        for at, request in _requests(path):
+            try:
+                found.append(_row(path, at, request, fields, block_tokens))
+            except TraceError as error:
+                if not skip:
+                    raise TraceError(f"{error} (--skip leaves such lines out)") from None
+                complaints.append(str(error))
+    except BrokenOffError as error:
+        if not found:
+            raise
+        if not skip:
+            raise TraceError(f"{error} (--skip reads what is before)") from None
+        complaints.insert(0, f"{error}; nothing from there on was read")
     if complaints and not found:
         raise TraceError(f"{complaints[0]}; no line of the file can be read")
     found.sort(key=lambda one: one[0].at_s)
     first = _some(path, found)[0][0].at_s
-    ended: dict[str, float] = {}
+    ended: dict[str, float | None] = {}  # by session: when its last answer did, if known
+    begun: dict[str, str] = {}  # the session of each request, by its own
     rows: list[LogRow] = []
-    for row, took_s in found:
-        before, pause_s = ended.get(row.session), row.pause_s
-        if pause_s is None and row.session and before is not None:
-            pause_s = max(0.0, row.at_s - before)
+    for row, took_s, before in found:
+        session = begun[row.session] = begun.get(before, row.session) if before else row.session
+        last, pause_s = ended.get(session), row.pause_s
+        if pause_s is None and session and last is not None:
+            pause_s = max(0.0, row.at_s - last)
         pause_s = None if pause_s is None else min(PAUSE_S_MAX, pause_s)
-        if took_s is not None:
-            ended[row.session] = row.at_s + took_s
-        rows.append(msgspec.structs.replace(row, at_s=round(row.at_s - first, 6), pause_s=pause_s))
+        ended[session] = None if took_s is None else row.at_s + took_s
+        at_s = round(row.at_s - first, 6)
+        rows.append(msgspec.structs.replace(row, at_s=at_s, pause_s=pause_s, session=session))
     return rows, complaints
 
 
 def _row(
     path: Path, at: int | str, request: Mapping[str, Any] | TraceError, fields: Mapping[str, str], block_tokens: int
-) -> tuple[LogRow, float | None]:
-    """Raises TraceError."""
+) -> tuple[LogRow, float | None, str]:
+    """As `own_logs` reads it: a row, how long its answer took, what it goes on from. Raises TraceError."""
     if isinstance(request, TraceError):
         raise request
     try:
         row, took_s = own_logs.row_of(request, fields, block_tokens)
+        before = own_logs.before(request, fields)
     except own_logs.FieldError as error:
         raise _bad(path, at, str(error)) from None
     _check_tokens(path, at, row.input_tokens, row.output_tokens, *(tokens for _, tokens in row.blocks))
-    return row, took_s
+    return row, took_s, before
 
 
 def _requests(path: Path) -> Iterator[tuple[int | str, Mapping[str, Any] | TraceError]]:
@@ -309,7 +344,8 @@ def _of_csv(
                 what = f"{len(cells)} cells under a head of {len(head)}; is the file truncated?"
                 yield number, _bad(path, number, what)
     except csv.Error as error:
-        raise _bad(path, number, f"{error}; give whole CSV, or leave its columns of texts out") from None
+        what = f"{error}; give whole CSV, or leave its columns of texts out"
+        raise BrokenOffError(f"{path}, line {number}: {what}") from None
 
 
 def sessions(path: Path) -> list[SessionRow]:
@@ -321,7 +357,8 @@ def sessions(path: Path) -> list[SessionRow]:
         for turn in row.turns:
             _check_tokens(path, number, turn.input_tokens, turn.output_tokens)
         _check_tokens(path, number, *(tokens for _, tokens in row.prefix))
-        _check_moment(path, number, row.at_s, *(turn.pause_s for turn in row.turns))
+        pauses_s = (pause_s for turn in row.turns for pause_s in (turn.pause_s, turn.since_s))
+        _check_moment(path, number, row.at_s, *pauses_s)
         rows.append(row)
     return _from_first(path, rows)
 
@@ -431,7 +468,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield number, line
     except (OSError, EOFError, zlib.error) as error:
         at = f", line {number + 1}" if number else ""
-        raise TraceError(f"{path}{at}: {_reason(error)}; give a whole, readable file") from None
+        raise BrokenOffError(f"{path}{at}: {_reason(error)}; give a whole, readable file") from None
 
 
 def _reason(error: Exception) -> str:

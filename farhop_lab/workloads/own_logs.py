@@ -27,12 +27,14 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "input_tokens", "prompt_tokens", "usage.prompt_tokens", "usage.input_tokens", "request_tokens", "inputTokens",
         "promptTokens", "usage.input", "usageDetails.input", "usage_details.input", "ContextTokens", "Request tokens",
         "input_length", "tokens_prompt", "gen_ai.usage.input_tokens", "attributes.gen_ai.usage.input_tokens",
+        "gen_ai.usage.prompt_tokens", "attributes.gen_ai.usage.prompt_tokens",  # vLLM's, and older ones
     ),
     "output_tokens": (
         "output_tokens", "completion_tokens", "usage.completion_tokens", "usage.output_tokens", "response_tokens",
         "outputTokens", "completionTokens", "usage.output", "usageDetails.output", "usage_details.output",
         "GeneratedTokens", "Response tokens", "output_length", "tokens_completion", "gen_ai.usage.output_tokens",
         "attributes.gen_ai.usage.output_tokens",
+        "gen_ai.usage.completion_tokens", "attributes.gen_ai.usage.completion_tokens",  # vLLM's, and older ones
     ),
     "session": (
         "session", "session_id", "conversation_id", "chat_id", "thread_id", "sessionId", "Session ID",
@@ -45,16 +47,17 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "end": ("end", "end_time", "endTime", "endTimeUnixNano"),
     "hash_ids": ("hash_ids",),
 }  # fmt: skip
-"""Names of each field; a dot leads into an object. The first that is present counts. `at_ms` is in milliseconds from
-any zero; `at_s` and `end` in any unit that `_moment` tells apart.
+"""Names of each field; a dot leads into an object. The first that is present counts, but none that was given for
+another field. `at_ms` is in milliseconds from any zero; `at_s` and `end` in any unit that `_moment` tells apart.
 """
 NEEDED = ("input_tokens", "output_tokens")
 _USAGE_TYPE = "farhop.request"
 # Farhop's usage records are of the end of a request.
 _USAGE = {
-    "at_s": "", "end": "time", "duration_ms": "data.duration_ms", "input_tokens": "data.input_tokens",
+    "end": "time", "duration_ms": "data.duration_ms", "input_tokens": "data.input_tokens",
     "output_tokens": "data.output_tokens", "region": "data.entry_region",
 }  # fmt: skip
+_BEFORE = "parent_chat_id"
 _CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens")  # Anthropic's: not part of its input_tokens
 _SHOWN, _SHOWN_CHARS = 4, 100
 _OF_PROXIES = "%d/%b/%Y:%H:%M:%S %z"  # nginx's $time_local, Apache's %t
@@ -72,7 +75,8 @@ def row_of(line: Mapping[str, Any], fields: Mapping[str, str], block_tokens: int
     FieldError.
     """
     fields = {**_USAGE, **fields} if line.get("type") == _USAGE_TYPE else fields
-    found = {name: _found(line, (fields[name],) if name in fields else names) for name, names in NAMES.items()}
+    given = frozenset(fields.values())
+    found = {name: _found(line, _names(name, fields, given)) for name in NAMES}
     took_s = _took_s(found)
     is_by_its_end = found["at_s"] is None and found["at_ms"] is None
     if is_by_its_end and (found["end"] is None or took_s is None):
@@ -101,6 +105,11 @@ def row_of(line: Mapping[str, Any], fields: Mapping[str, str], block_tokens: int
     if took_s is None and found["end"] is not None:
         took_s = _long_enough(_moment("end", found["end"]) - at_s)
     return row, took_s
+
+
+def before(line: Mapping[str, Any], fields: Mapping[str, str]) -> str:
+    """The request that this one goes on from, by its `session`: Qwen's traces have one of its own for each request."""
+    return "" if "session" in fields else _name(_BEFORE, line.get(_BEFORE))
 
 
 def spans_of(line: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
@@ -133,6 +142,14 @@ def _missing(name: str, line: Mapping[str, Any], fields: Mapping[str, str]) -> s
     looked = fields.get(name) or f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more"
     there = ", ".join(map(str, line))[:_SHOWN_CHARS] or "nothing"
     return f"no {name} (looked for {looked}; there is {there}); say where it is by --field {name}=PATH"
+
+
+def _names(name: str, fields: Mapping[str, str], given: frozenset[str]) -> tuple[str, ...]:
+    """Where a field is looked for. What was given for one is no other's: a `time` may be that of the end."""
+    if name in fields:
+        return (fields[name],)
+    names = NAMES[name]
+    return names if given.isdisjoint(names) else tuple(one for one in names if one not in given)
 
 
 def _took_s(found: Mapping[str, Any]) -> float | None:

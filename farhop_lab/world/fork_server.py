@@ -39,8 +39,9 @@ PRELOADED = (
     "global_lb.app.main", "regional_lb.app.main",
     # The span exporter is imported only if there are spans, its last part when an exporter is made: half of a process's
     # start-up.
-    "farhop.telemetry.recording", "farhop_lab.engine.tracing", "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-    "opentelemetry.exporter.http.transport._requests", "requests",
+    "farhop.telemetry.trace_exporter", "farhop_lab.engine.tracing",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.exporter.http.transport._requests",
+    "requests",
 )  # fmt: skip
 # Imports read these: OpenSSL's roots, the choice of an extension module, the interpreter's own.
 _READ_BY_IMPORTS = (

@@ -28,7 +28,7 @@ from farhop_lab.world.collector import Collector
 from farhop_lab.world.etcd_cluster import EtcdCluster
 from farhop_lab.world.ports import PortsError, free_ports
 from farhop_lab.world.world_file import RegionFile, WorldFile
-from topology import load as worlds
+from topology import load as topologies
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -297,10 +297,10 @@ class World:
         """Choose ports and write the world's topology, with round-trip times sped up like its engines."""
         settings = self.settings
         name = settings.topology
-        path = Path(name) if name.endswith((".yaml", ".yml")) else worlds.shipped(name)
-        topology = worlds.load(path)  # all errors at once, before anything runs
+        path = Path(name) if name.endswith((".yaml", ".yml")) else topologies.shipped(name)
+        topology = topologies.load(path)  # all errors at once, before anything runs
         self.network = Network(topology.rtt, topology.local_rtt_ms, speedup=settings.speedup, seed=settings.seed)
-        document: dict[str, Any] = worlds.document(path.read_text(), str(path))
+        document: dict[str, Any] = topologies.document(path.read_text(), str(path))
         names = [region["name"] for region in document["regions"]]
         unknown = sorted(set(settings.engines) - set(names))
         if unknown:

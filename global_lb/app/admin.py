@@ -71,7 +71,7 @@ class GlobalAdmin(BalancerAdmin):
         return {name for name, liveness in known if liveness.read(now).state in ("up", "suspect")}
 
     def tier_status(self) -> dict[str, Any]:
-        """Regions with health and why, wire time, wait."""
+        """Regions with health and why, round-trip time, wait."""
         flow, now = self._flow, self._clock.now()
         names = sorted({*flow.regions.view.regions, *flow.regions.liveness} & flow.law.topology.regions.keys())
         return {

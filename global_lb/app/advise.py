@@ -99,7 +99,7 @@ class Advisor:
 def _reasons(decision: Decision) -> dict[str, Any]:
     chosen = decision.chosen
     assert chosen is not None
-    others = [one for one in decision.field if one.region != chosen.region]
+    others = [one for one in decision.ranked if one.region != chosen.region]
     return {
         "policy": decision.route.policy.name,
         "unit": decision.route.policy.unit,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Event, Request
     from farhop.balance.outcome import Outcome
     from farhop.relay.formats.cacheable import CacheLookup
-    from farhop.relay.formats.transcript import Continuation
+    from farhop.relay.formats.transcript import AnswerChain
     from farhop.relay.http.exchange import Exchange
     from farhop.relay.relay import Relay
     from farhop.service.admission.ingress import Ingress
@@ -53,7 +53,7 @@ class _Client:
 
     active: ActiveRequest
     body: bytes
-    continuation: Continuation | None
+    answer_chain: AnswerChain | None
     leads: bool = False
     leader: ActiveRequest | None = None  # the request whose answer it shares, once that began
     age_s: float | None = None
@@ -126,7 +126,7 @@ class AnswerCacheRelay:
         hide_usage: bool,
         context: RequestContext,
         arrived_at: float = 0.0,
-        continuation: Continuation | None = None,
+        answer_chain: AnswerChain | None = None,
         geo: str = "",
     ) -> None:
         """Take a request that was read completely and authenticated, as relay.Relay does."""
@@ -135,15 +135,15 @@ class AnswerCacheRelay:
         if not route.reuses_answers:
             self._relay.start(
                 exchange, request, body, hide_usage=hide_usage, context=context, arrived_at=arrived_at,
-                continuation=continuation, geo=geo,
+                answer_chain=answer_chain, geo=geo,
             )  # fmt: skip
             return
         now = self._clock()
         request = replace(request, fallbacks=())  # requests for this model may get its answer, too
         active = ActiveRequest(
-            self._relay, exchange, request, b"", hide_usage, context, arrived_at or now, continuation, geo
+            self._relay, exchange, request, b"", hide_usage, context, arrived_at or now, answer_chain, geo
         )
-        client = _Client(active, body, continuation)
+        client = _Client(active, body, answer_chain)
         try:
             asked = self._asked(exchange, request, body, context)
         except BodyError as error:
@@ -263,7 +263,7 @@ class AnswerCacheRelay:
             hide_usage=active.hide_usage and not shares,  # each reader hides it from its own client
             context=active.context,
             arrived_at=active.arrived_at,
-            continuation=client.continuation,
+            answer_chain=client.answer_chain,
             geo=active.geo,
         )
 

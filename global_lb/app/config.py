@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from farhop.balance.health.pilot_light import PilotConfig
 from farhop.config import ConfigError, Part, Seconds, rule
 from farhop.identity.hop_token import HopSigner
-from farhop.service.config.process import Entry, Limits, ResumeConfig, SessionConfig
+from farhop.service.config.process import ClientListen, Limits, ResumeConfig, SessionConfig
 from global_lb.app.drills import DrillsConfig
 from global_lb.fleet.regions import Spill
 from global_lb.links.config import LinksConfig
@@ -72,7 +72,7 @@ class GlobalConfig(LinksConfig):
     }
 
     limits: OuterLimits = OuterLimits()
-    listen: Entry
+    listen: ClientListen
     spill: Spill = Spill()
     pilot_light: dict[RegionName, PilotLightConfig] = Field(default_factory=dict, max_length=1024)
     trie_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 256 * 1024 * 1024

@@ -37,7 +37,7 @@ from farhop.service.authentication.authenticator import KeyAuthenticator
 from farhop.service.authentication.keybook import KeyBook
 from farhop.service.limits.book import LimitBook
 from farhop.service.limits.limiter import Limiter
-from farhop.service.observability.recorder import Recorder
+from farhop.service.observability.workload_recorder import WorkloadRecorder
 from farhop.service.process.clock import Clock
 from farhop.service.process.lifecycle import run as run_process
 from farhop.service.process.tasks import Tasks, all_of, until
@@ -275,7 +275,7 @@ class GlobalBalancer:
             ],
         )
         stores.observe(self.metrics, self.store, hub)
-        self.telemetry.recorder = Recorder(config.region)
+        self.telemetry.recorder = WorkloadRecorder(config.region)
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.plane.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain), lambda: redacted(self.config),
@@ -565,6 +565,6 @@ def run(path: Path) -> None:
     def make() -> GlobalBalancer:
         config = load(GlobalConfig, path)
         logs.configure("global", config.region, config.instance, config.log_level)
-        return GlobalBalancer(config, stores.world(config), Random(), path=path)
+        return GlobalBalancer(config, stores.topology_of(config), Random(), path=path)
 
     run_process("global", make)

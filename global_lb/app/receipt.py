@@ -72,16 +72,16 @@ def _may(request: Request, caller: Caller | None, topology: Topology) -> bool:
 
 
 def _receipt_of(decision: Decision) -> dict[str, Any]:
-    field, chosen = decision.field, decision.chosen
+    ranked, chosen = decision.ranked, decision.chosen
     return {
         "policy": decision.route.policy.name,
         "unit": decision.route.policy.unit,
         "law_epoch": decision.verdict.epoch,
         "chosen": chosen.region if chosen is not None else None,
-        "margin": _margin(field, chosen),
+        "margin": _margin(ranked, chosen),
         "drawn_from": sorted(decision.ties),
         "spilled_from": decision.spilled_from,
-        "candidates": [_candidate(one) for one in field[:CANDIDATES_MAX]],
+        "candidates": [_candidate(one) for one in ranked[:CANDIDATES_MAX]],
         "not_serving": sorted(set(decision.absent) & decision.verdict.lawful)[:CANDIDATES_MAX],
         "excluded_by_law": excluded(decision),
     }
@@ -92,9 +92,9 @@ def _candidate(one: Scored) -> dict[str, Any]:
     return {"region": one.region, **{name: _number(value) for name, value in figures.items()}}
 
 
-def _margin(field: tuple[Scored, ...], chosen: Scored | None) -> float | None:
+def _margin(ranked: tuple[Scored, ...], chosen: Scored | None) -> float | None:
     """By how much the best of the others was worse, in the policy's unit; below 0: better, and it was passed over."""
-    others = [one.score for one in field if chosen is not None and one.region != chosen.region]
+    others = [one.score for one in ranked if chosen is not None and one.region != chosen.region]
     return _number(min(others) - chosen.score) if chosen is not None and others else None
 
 

@@ -155,8 +155,8 @@ class GlobalTier(InstrumentedTier):
         head, extra = active.exchange.head, b""
         if EXPLAIN in head.known:
             extra = receipt(head, active.request, context.caller, active.reasons, self._flow.law.topology)
-        if context.reserved is not None:
-            extra += context.reserved.headers()
+        if context.charge is not None:
+            extra += context.charge.headers()
         given = context.given
         if given is not None:
             if forward is None and given.region:
@@ -188,7 +188,7 @@ class DecisionReasons:
             a.EPOCH: decision.verdict.epoch,
             a.POLICY: decision.route.policy.name,
             a.LAWFUL: sorted(decision.verdict.lawful),
-            a.REASONS: [*decision.notes, *(f"{s.region} {s.score:.4g} {unit}" for s in decision.field[:16])],
+            a.REASONS: [*decision.notes, *(f"{s.region} {s.score:.4g} {unit}" for s in decision.ranked[:16])],
         }
         if decision.chosen is not None:
             chosen = decision.chosen
@@ -239,7 +239,7 @@ class DecisionReasons:
                     "bias_ms": s.bias_ms,
                     "usd": s.usd,
                 }
-                for s in decision.field
+                for s in decision.ranked
             ],
             "not_serving": dict(decision.absent),
             "unlawful": dict(decision.verdict.excluded),

@@ -27,7 +27,7 @@ from farhop.balance.prefix.trie import PrefixTrie
 from farhop.config import Part
 from global_lb.fleet.instances import Instances
 from global_lb.fleet.scaling import Scaling
-from global_lb.fleet.table import FREE, Field, Table, least_token_ms, remaining, row_of
+from global_lb.fleet.table import FREE, Candidates, Table, least_token_ms, remaining, row_of
 from global_lb.fleet.view import View
 from topology.lineage import Lineages, merged
 
@@ -51,7 +51,7 @@ _CALIBRATION_AGES_S, _BELIEVED = 1.0, 0.999
 MODELS_MAX = 4096
 OPENS_S = 2.0  # a region that is down is taken back within a probe or two of its return
 OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: no Retry-After says days
-CANDIDATES_MAX = 1024
+ELIGIBLE_MAX = 1024
 _WORK_LEARN = 0.05  # what each request weighs in how much of a prompt is left to prefill in the mean
 
 _UNKNOWN = Liveness()  # down: it never had a report or a channel
@@ -90,7 +90,7 @@ class Hits(msgspec.Struct):
     actual_tokens: float = 0.0
 
 
-class _Candidates(msgspec.Struct, frozen=True):
+class _Eligible(msgspec.Struct, frozen=True):
     """The regions of a lawful set that may be asked for a model: their places in the table (None: all), and until when
     that holds if no event comes (monotonic seconds).
 
@@ -163,7 +163,7 @@ class Regions:
         self._residuals: dict[tuple[str, str], Residual] = {}  # by region and model
         self._tables: dict[str, Table] = {}  # by model: those asked for
         self._stale: dict[str, dict[str, bool]] = {}  # regions whose row there changed: whole, or by what was sent
-        self._known_candidates: dict[tuple[frozenset[str], str], _Candidates] = {}
+        self._known_eligible: dict[tuple[frozenset[str], str], _Eligible] = {}
         self._settled: dict[str, tuple[Region | None, bool] | None] = {}
         self._touched: set[str] = set()  # regions whose liveness may have changed
         self.lost: set[str] = set()  # regions whose liveness had a `lost_at` when candidates were looked for last
@@ -181,7 +181,7 @@ class Regions:
             for gone in self.scaling.pilots.keys() - (pilots or {}).keys():
                 self._uncap(gone)
             self._settled.clear()
-            self._known_candidates.clear()
+            self._known_eligible.clear()
         self.scaling.configure(pilots or {})
         if spill == self._spill and prices == self._prices:
             return
@@ -270,7 +270,7 @@ class Regions:
         """Inform the guards whether the region can be used, and how much of it is in use."""
         if now >= self.scaling.due:
             for name in self.scaling.look(self.view, lambda name: self._usable(name, now), self.on_map, now):
-                self._known_candidates.clear()
+                self._known_eligible.clear()
                 if name != region:
                     self._settle(name, now)
         self._settle(region, now)
@@ -438,7 +438,7 @@ class Regions:
                 if cache_hit_calibration.at(now) < _BELIEVED:
                     self._calibration_due = now + _CALIBRATION_AGES_S
 
-    def field(
+    def candidates(
         self,
         request: Request,
         output_tokens: float,
@@ -446,7 +446,7 @@ class Regions:
         now: float,
         without: frozenset[str] = frozenset(),
         rng: Random | None = None,
-    ) -> Field:
+    ) -> Candidates:
         """The lawful regions that can be asked, and why the other lawful ones cannot. Suspect ones only if none is
         better.
 
@@ -457,53 +457,56 @@ class Regions:
         random_draw = 1.0 if rng is None else hashing.fraction(request.session) if request.session else rng.random()
         if now >= self._calibration_due:
             self._age(now)
-        candidates = self._candidates(lawful, request.model, now, without, random_draw)
-        table, places = candidates.table, candidates.places
+        eligible = self._eligible(lawful, request.model, now, without, random_draw)
+        table, places = eligible.table, eligible.places
         self._write(request.model, table, now)
         block, sent, least_ms = table.block, table.sent, table.token_least_ms
         if places is not None:
             block, sent = block[:, places], sent[:, places]
             least_ms = least_token_ms(block)
-        field = Field(request, output_tokens, candidates.names, candidates.at, block, sent, candidates.here, least_ms)
-        field.absent, field.spill_ms = candidates.absent, self._spill.penalty_ms
-        field.mean_work_bytes = self._mean_work_bytes.get(request.model)
-        field.moving, field.any_full = bool(table.moving) or candidates.suspect, bool(table.full)
-        field.any_wait, field.contexts_differ = bool(table.waited), table.contexts_differ
-        field.hits(self.trie.match(request.chain), self.partial_blocks)
+        candidates = Candidates(
+            request, output_tokens, eligible.names, eligible.at, block, sent, eligible.here, least_ms
+        )
+        candidates.absent, candidates.spill_ms = eligible.absent, self._spill.penalty_ms
+        candidates.mean_work_bytes = self._mean_work_bytes.get(request.model)
+        candidates.moving, candidates.any_full = bool(table.moving) or eligible.suspect, bool(table.full)
+        candidates.any_wait, candidates.contexts_differ = bool(table.waited), table.contexts_differ
+        candidates.hits(self.trie.match(request.chain), self.partial_blocks)
         if table.full or self._warm:
-            self._guard(field, random_draw, now)
+            self._guard(candidates, random_draw, now)
         answer_bytes = (request.max_tokens or output_tokens) * table.bytes_per_token
-        return field if request.prompt_bytes + answer_bytes <= table.context_least_bytes else field.that_hold_it()
+        all_hold_it = request.prompt_bytes + answer_bytes <= table.context_least_bytes
+        return candidates if all_hold_it else candidates.that_hold_it()
 
     # -- who may be asked
 
-    def _candidates(
+    def _eligible(
         self, lawful: frozenset[str], model: str, now: float, without: frozenset[str], random_draw: float
-    ) -> _Candidates:
+    ) -> _Eligible:
         """The present candidates; the cached ones if nothing has changed since they were computed."""
         for region in self._touched:
             liveness = self.liveness[region]
             health = liveness.read(now)
             if self._seen.get(region) != (health.state, health.why):
-                self._known_candidates.clear()
+                self._known_eligible.clear()
             if liveness.lost_at is not None:
                 self.lost.add(region)
             elif self.lost:
                 self.lost.discard(region)
         self._touched.clear()
-        known = self._known_candidates.get((lawful, model))
+        known = self._known_eligible.get((lawful, model))
         if known is not None and now < known.until and not without:
             return known
-        made = self._find_candidates(lawful, model, now, without, random_draw)
+        made = self._find_eligible(lawful, model, now, without, random_draw)
         if not without:
-            if len(self._known_candidates) >= CANDIDATES_MAX:
-                self._known_candidates.clear()
-            self._known_candidates[lawful, model] = made
+            if len(self._known_eligible) >= ELIGIBLE_MAX:
+                self._known_eligible.clear()
+            self._known_eligible[lawful, model] = made
         return made
 
-    def _find_candidates(
+    def _find_eligible(
         self, lawful: frozenset[str], model: str, now: float, without: frozenset[str], random_draw: float
-    ) -> _Candidates:
+    ) -> _Eligible:
         sure: list[str] = []
         asleep: list[str] = []
         suspect: list[str] = []
@@ -532,16 +535,16 @@ class Regions:
                     absent[name] = f"{health.state}: {health.why}"
         table, names = self._table(model), tuple(sure or asleep or suspect)
         if names == table.names:
-            return _Candidates(table, names, table.at, None, table.here, not (sure or asleep), absent, until)
+            return _Eligible(table, names, table.at, None, table.here, not (sure or asleep), absent, until)
         at = {name: place for place, name in enumerate(names)}
         places = np.array([table.at[name] for name in names], dtype=np.intp)
-        return _Candidates(table, names, at, places, at.get(self._here), not (sure or asleep), absent, until)
+        return _Eligible(table, names, at, places, at.get(self._here), not (sure or asleep), absent, until)
 
-    def _guard(self, field: Field, random_draw: float, now: float) -> None:
+    def _guard(self, candidates: Candidates, random_draw: float, now: float) -> None:
         """Which regions are hot, and which pay a penalty for that or for having been away."""
-        penalty_ms, hot = np.zeros(len(field)), set(field.full())
+        penalty_ms, hot = np.zeros(len(candidates)), set(candidates.full())
         penalty_ms[list(hot)] = self._spill.penalty_ms
-        model, at = field.request.model, field.at
+        model, at = candidates.request.model, candidates.at
         for (name, known), guard in self._warm.items():
             place = at.get(name) if known == model else None
             if place is None:
@@ -551,8 +554,8 @@ class Regions:
             if random_draw >= guard.admitted_share(now) < 1.0:
                 penalty_ms[place] = self._spill.penalty_ms
         if penalty_ms.any():
-            field.penalty_ms = penalty_ms
-        field.hot = frozenset(hot)
+            candidates.penalty_ms = penalty_ms
+        candidates.hot = frozenset(hot)
 
     # -- what they offer
 
@@ -573,7 +576,7 @@ class Regions:
         """Drop cached tables: the set of usable regions has changed."""
         self._tables.clear()
         self._stale.clear()
-        self._known_candidates.clear()
+        self._known_eligible.clear()
 
     def _table(self, model: str) -> Table:
         table = self._tables.get(model)

@@ -283,7 +283,7 @@ def least_token_ms(block: Column) -> float:
     return float(block[TOKEN].min(initial=inf))
 
 
-class Field(msgspec.Struct, eq=False, gc=False):
+class Candidates(msgspec.Struct, eq=False, gc=False):
     """The regions that may be asked for one request, as columns of numbers. "Places" are indices into `names`."""
 
     request: Request
@@ -337,24 +337,24 @@ class Field(msgspec.Struct, eq=False, gc=False):
                     self._covered = np.zeros(len(self.names))
                 self._covered[place] = min(partial_blocks.bytes_behind(nodes, depth), n_bytes)
 
-    def only(self, places: Sequence[int], why: str) -> Field:
-        """The field restricted to these places. `why`: why the others are excluded."""
+    def only(self, places: Sequence[int], why: str) -> Candidates:
+        """The candidates restricted to these places. `why`: why the others are excluded."""
         kept = list(places)
         names = tuple(self.names[place] for place in kept)
         at = {name: place for place, name in enumerate(names)}
         here = kept.index(self.here) if self.here in kept else None
         block, sent = self.block[:, kept], self.sent[:, kept]
-        field = Field(self.request, self.output_tokens, names, at, block, sent, here, least_token_ms(block))
-        field.absent = {**self.absent, **{name: why for name in self.names if name not in at}}
-        field.penalty_ms = self.penalty_ms[kept] if self.penalty_ms is not None else None
-        field.hot = frozenset(at[self.names[place]] for place in self.hot if self.names[place] in at)
-        field.moving, field.any_full, field.any_wait = self.moving, self.any_full, self.any_wait
-        field.spill_ms, field.contexts_differ = self.spill_ms, self.contexts_differ
-        field.mean_work_bytes = self.mean_work_bytes
-        field._covered = self._covered[kept] if self._covered is not None else None
-        return field
+        candidates = Candidates(self.request, self.output_tokens, names, at, block, sent, here, least_token_ms(block))
+        candidates.absent = {**self.absent, **{name: why for name in self.names if name not in at}}
+        candidates.penalty_ms = self.penalty_ms[kept] if self.penalty_ms is not None else None
+        candidates.hot = frozenset(at[self.names[place]] for place in self.hot if self.names[place] in at)
+        candidates.moving, candidates.any_full, candidates.any_wait = self.moving, self.any_full, self.any_wait
+        candidates.spill_ms, candidates.contexts_differ = self.spill_ms, self.contexts_differ
+        candidates.mean_work_bytes = self.mean_work_bytes
+        candidates._covered = self._covered[kept] if self._covered is not None else None
+        return candidates
 
-    def that_hold_it(self) -> Field:
+    def that_hold_it(self) -> Candidates:
         """The regions that can hold the request, prompt and answer together; all of them if none can, since its length
         is an estimate, and the refusal is for the engine to give."""
         block, answer_tokens = self.block, self.request.max_tokens or self.output_tokens

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from global_lb.links.prefix_streams import Prefixes
 
 PINGS_LOST = 2  # in a row, before a channel counts as broken: one may be lost by chance
-HURRY = 0.25  # of the time between pings, while the wire time moves, or the channel is broken
+HURRY = 0.25  # of the time between pings, while the round-trip time moves, or the channel is broken
 AGAIN = 0.1  # of that time, after a lost one
 SILENCE = 0.5  # of that time without a message on the channel, and it is asked: reports come once a second, too
 # The same of a region that nothing was sent to for IDLE_S: its reports say that it lives, so only a missing one is
@@ -148,7 +148,7 @@ class BalancerLink:
             await self._until_next_ping(lost)
 
     def _two_round_trips_s(self) -> float:
-        """Twice the wire time: what takes longer is lost, however far the region."""
+        """Twice the round-trip time: what takes longer is lost, however far the region."""
         return 2.0 * self._watcher.distances.rtt_ms(self._name[0], self._watcher.now()) / 1e3
 
     async def _until_next_ping(self, lost: int) -> None:

@@ -111,7 +111,7 @@ class Watcher:
         self._instances: dict[str, dict[str, Instance]] = {}  # by region and name: made once of each report
         self._tiers: dict[tuple[str, str], Address] = {}
         self._balancer = config.balancer
-        self._known_ms: dict[str, float] = {}  # by region, the wire time that the machine knows
+        self._known_ms: dict[str, float] = {}  # by region, the round-trip time that the machine knows
         self.links: dict[tuple[str, str], BalancerLink] = {}  # to each balancer of each region, by both names
         self._up: dict[tuple[str, str], bool] = {}
         # Incarnation and seq of what came after all later ones, and since when that goes on.

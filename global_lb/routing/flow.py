@@ -63,8 +63,8 @@ LOOK_HELD_S = (
 )
 _ENDED_TWO_DETAIL = "this request was under way at two balancers when they ended; it is not sent to a third for a while"
 _NO_PATH_DETAIL = (
-    "no engine of this model has this path: ask for a chat on /v1/chat/completions; embeddings, scores and rankings "
-    "take a model that is served for them"
+    "no engine of this model has this path: ask for a chat on /v1/chat/completions, with a model that generates; "
+    "embeddings, scores and rankings take a model that is served for them"
 )
 _NO_PATH = outcome.PATH_UNSUPPORTED
 _TOO_LONG_DETAIL = "no engine of this model that the request may go to can hold so long a one"
@@ -605,9 +605,9 @@ class GlobalFlow:
         verdict, routes = verdict or self.law.request_verdict(request), self.routes
         output_tokens = self.estimates.output_tokens(request.tenant, request.model, request.max_tokens)
         lawful, route = admission.both(verdict.lawful, within), routes.of(request.tenant, request.model)
-        field = self.regions.field(request, output_tokens, lawful, now, without, self._rng)
+        candidates = self.regions.candidates(request, output_tokens, lawful, now, without, self._rng)
         decision = pick(
-            field,
+            candidates,
             verdict,
             route,
             self._rng,
@@ -717,7 +717,7 @@ class GlobalFlow:
         if state.last_resort and decision.absent and not request.once:
             self.displaced[request.id] = None
             self._absent_regions.update(decision.absent)
-        wanted_by, asked = request.first_token_by, decision.asked
+        wanted_by, among = request.first_token_by, decision.candidates
         return [
             self._timer(state, min(request.deadline, now + LOOK_AGAIN_S)),
             (machine.Resume if state.resumes else machine.Forward)(
@@ -730,7 +730,7 @@ class GlobalFlow:
                 decision,
                 waited_s=state.waited_s,
                 first_token_by=None if wanted_by is None else wanted_by - chosen.rtt_ms / 1e3,
-                longer=asked is not None and asked.contexts_differ and asked.holds_longer(chosen.region),
+                longer=among is not None and among.contexts_differ and among.holds_longer(chosen.region),
             ),
         ]
 
@@ -876,6 +876,8 @@ class GlobalFlow:
             return self._answer(state, outcome.PATH_UNSUPPORTED, _NO_PATH_DETAIL)
         if state.all_say(outcome.TOO_LONG):
             return self._answer(state, outcome.TOO_LONG, _TOO_LONG_DETAIL)
+        if state.all_say(outcome.MODEL_NOT_SERVED):
+            return self._answer(state, outcome.MODEL_NOT_SERVED, state.summary())
         return self._answer(
             state, outcome.NO_REGION, state.summary(), self.regions.opens_in_s(lawful, state.waits_ms, now)
         )

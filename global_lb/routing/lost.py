@@ -61,7 +61,7 @@ def region_to_wait_for(
 
 def _lost(state: RequestState, decision: Decision, regions: Regions) -> tuple[str, float] | None:
     """The lost region that it would wait for the longest, and until when."""
-    refusals, request, field, chosen = state.refusals, state.request, decision.asked, decision.chosen
+    refusals, request, candidates, chosen = state.refusals, state.request, decision.candidates, decision.chosen
     lost = [
         name
         for name in decision.absent  # lawful regions alone are named there
@@ -70,12 +70,12 @@ def _lost(state: RequestState, decision: Decision, regions: Regions) -> tuple[st
         and is_lost(regions.liveness[name])
         and (name not in refusals or refusals[name].source is Source.TRANSPORT)
     ]
-    if not lost or field is None or chosen is None:
+    if not lost or candidates is None or chosen is None:
         return None
     depths, latest = regions.trie.match(request.chain), ("", -inf)
     for name in lost:
         held_bytes = regions.partial_blocks.bytes_behind(request.chain, depths.get(name, 0))
-        worth_s = field.fill_up_ms(field.at[chosen.region], min(held_bytes, request.prompt_bytes)) / 1e3
+        worth_s = candidates.fill_up_ms(candidates.at[chosen.region], min(held_bytes, request.prompt_bytes)) / 1e3
         lost_at = regions.liveness[name].lost_at
         if worth_s >= WORTH_MIN_S and lost_at is not None:
             latest = max(latest, (name, lost_at + min(worth_s, WAIT_MAX_S)), key=lambda one: one[1])

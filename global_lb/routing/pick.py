@@ -1,8 +1,8 @@
-"""Which region: the route's policy and modifiers score a field of candidates; near ties are drawn by headroom.
+"""Which region: the route's policy and modifiers score the candidates; near ties are drawn by headroom.
 
 Scores are a near tie if they differ by less than the uncertainty of the waits: the reports' age times how fast their
-values change. Never chooses outside the field it is given, and gives its reasons with the choice. Picking writes
-nothing.
+values change. Never chooses outside the candidates that it is given, and gives its reasons with the choice. Picking
+writes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from farhop.balance import choose
-from global_lb.fleet.table import Field, Scored
+from global_lb.fleet.table import Candidates, Scored
 from global_lb.routing.policy import OperatorOverrides, Route, RouteConfig, modify
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ _NO_OVERRIDES = OperatorOverrides()
 _PLAIN = Route(RouteConfig())
 
 
-class ScoredField(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """The field as it was scored, in its order; made when looked at, since hardly any decision is."""
+class ScoredCandidates(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """The candidates as they were scored, in their order; made when looked at, since hardly any decision is."""
 
-    _field: Field
+    _candidates: Candidates
     _score: Column
     _shift: float
     _bias_ms: Column | None
@@ -50,33 +50,33 @@ class ScoredField(msgspec.Struct, frozen=True, eq=False, gc=False):
         if isinstance(place, slice):
             return [self[at] for at in range(*place.indices(len(self)))]
         bias_ms = self._bias_ms.item(place) if self._bias_ms is not None else 0.0
-        return self._field.scored(place, self._score.item(place) - self._shift, bias_ms)
+        return self._candidates.scored(place, self._score.item(place) - self._shift, bias_ms)
 
     def __iter__(self) -> Iterator[Scored]:
         return (self[place] for place in range(len(self)))
 
     def __len__(self) -> int:
-        return len(self._field)
+        return len(self._candidates)
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
     """The choice and why: the law's verdict, the regions not serving and why, and the regions scored, in no order.
 
-    `ties`: the near ties that it was drawn from, with the uncertainty of each one's wait (ms). `spilled_from`:
-    the region that would have been best if none were hot; None if it was chosen, hot or not. `notes`: what modifiers
-    and operators had to say. `asked` is the field, `foreign` whether the chosen region is not the entry's, and
-    `lawful_here` whether the entry's region is lawful.
+    `ties`: the near ties that it was drawn from, with the uncertainty of each one's wait (ms). `spilled_from`: the
+    region that would have been best if none were hot; None if it was chosen, hot or not. `notes`: what modifiers and
+    operators had to say. `candidates` are all that was known of those regions, `foreign` whether the chosen region is
+    not the entry's, and `lawful_here` whether the entry's region is lawful.
     """
 
     verdict: Verdict
     absent: Mapping[str, str]
-    scored: ScoredField | Sequence[Scored]
+    scored: ScoredCandidates | Sequence[Scored]
     chosen: Scored | None
     ties: Mapping[str, float] = {}
     spilled_from: str | None = None
     notes: tuple[str, ...] = ()
     route: Route = _PLAIN
-    asked: Field | None = None
+    candidates: Candidates | None = None
     foreign: bool = False
     lawful_here: bool = True
 
@@ -84,13 +84,15 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         """Whether only one region may be asked, or the choice takes no foreign requests by a fresh report and is
         better than all others though it pays for that. Then no promise is made: it would only be a reason to refuse,
         in one region after another."""
-        asked, chosen = self.asked, self.chosen
-        if asked is None or chosen is None:
+        candidates, chosen = self.candidates, self.chosen
+        if candidates is None or chosen is None:
             return False
-        return len(asked.names) == 1 or (asked.any_full and asked.at[chosen.region] in asked.full(now - FRESH_S))
+        return len(candidates.names) == 1 or (
+            candidates.any_full and candidates.at[chosen.region] in candidates.full(now - FRESH_S)
+        )
 
     @property
-    def field(self) -> tuple[Scored, ...]:
+    def ranked(self) -> tuple[Scored, ...]:
         """The scored regions, best first. Sorted when asked for, since hardly any decision is looked at."""
         return tuple(sorted(self.scored, key=lambda s: s.score))
 
@@ -113,7 +115,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
 
 def pick(
-    field: Field,
+    candidates: Candidates,
     verdict: Verdict,
     route: Route,
     rng: Random,
@@ -123,101 +125,101 @@ def pick(
     affinity: SessionAffinity | None = None,
     soft_affinity: SessionAffinity | None = None,
 ) -> Decision:
-    """Choose among the regions of `field`, all of them lawful and serving the model. `here`: the entry region.
+    """Choose among `candidates`, all of them lawful and serving the model. `here`: the entry region.
     `soft_affinity`: where sessions were if no route asks for affinity; it only decides near ties.
 
-    The field is the decision's from then on.
+    They are the decision's from then on.
     """
     notes: list[str] = []
     lawful_here = here in verdict.lawful
     if not route.plain or overrides.pins:
-        field = _narrowed(field, route, overrides, lawful_here, now, notes)
-    if not field.names:
-        return Decision(verdict, field.absent, (), None, notes=tuple(notes), route=route)
+        candidates = _narrowed(candidates, route, overrides, lawful_here, now, notes)
+    if not candidates.names:
+        return Decision(verdict, candidates.absent, (), None, notes=tuple(notes), route=route)
     policy, bias_ms = route.policy, None
-    score = policy.score(field)
-    shift = policy.shift(field)
+    score = policy.score(candidates)
+    shift = policy.shift(candidates)
     if policy.in_ms and (not route.plain or overrides.biases):
-        score, bias_ms = _moved(field, score, route, overrides, now, notes)
+        score, bias_ms = _moved(candidates, score, route, overrides, now, notes)
     unguarded = ready = score
-    avoided = _avoided(field, policy)
+    avoided = _avoided(candidates, policy)
     if avoided is not None:
         if policy.in_ms:
-            assert field.penalty_ms is not None
-            score = ready = score + field.penalty_ms
+            assert candidates.penalty_ms is not None
+            score = ready = score + candidates.penalty_ms
         elif not avoided.all():  # no milliseconds to add to: avoided regions come last
             ready = np.where(avoided, np.inf, score)
-    ties = _near_ties(field, ready, avoided, policy, now)
-    place = ties[0][0] if len(ties) == 1 else _one_of(field, ties, avoided, soft_affinity, rng, notes)
-    if place != field.here and policy.replicates_prefixes:
-        place = _replicated_here(field, place, ready, avoided, soft_affinity, rng, notes)
+    ties = _near_ties(candidates, ready, avoided, policy, now)
+    place = ties[0][0] if len(ties) == 1 else _one_of(candidates, ties, avoided, soft_affinity, rng, notes)
+    if place != candidates.here and policy.replicates_prefixes:
+        place = _replicated_here(candidates, place, ready, avoided, soft_affinity, rng, notes)
     if not route.plain:
-        place = _canary_or_home(field, place, avoided, route, affinity, notes)
-    field.forget()
-    scored = ScoredField(field, score, shift, bias_ms)
+        place = _canary_or_home(candidates, place, avoided, route, affinity, notes)
+    candidates.forget()
+    scored = ScoredCandidates(candidates, score, shift, bias_ms)
     return Decision(
         verdict,
-        field.absent,
+        candidates.absent,
         scored,
         scored[place],
-        {field.names[at]: uncertainty_ms for at, uncertainty_ms in ties} if len(ties) > 1 else {},
-        _spilled_from(field, unguarded, avoided, place) if avoided is not None else None,
+        {candidates.names[at]: uncertainty_ms for at, uncertainty_ms in ties} if len(ties) > 1 else {},
+        _spilled_from(candidates, unguarded, avoided, place) if avoided is not None else None,
         tuple(notes),
         route,
-        field,
-        place != field.here,
+        candidates,
+        place != candidates.here,
         lawful_here,
     )
 
 
 def _narrowed(
-    field: Field, route: Route, overrides: OperatorOverrides, lawful_here: bool, now: float, notes: list[str]
-) -> Field:
-    """The part of the field that pins, quota and budget leave."""
-    pin = overrides.pin(field.request.tenant, field.request.model, now) if overrides.pins else None
+    candidates: Candidates, route: Route, overrides: OperatorOverrides, lawful_here: bool, now: float, notes: list[str]
+) -> Candidates:
+    """The candidates that pins, quota and budget leave."""
+    pin = overrides.pin(candidates.request.tenant, candidates.request.model, now) if overrides.pins else None
     if pin is not None:
-        field, why = modify.pinned(field, pin)
+        candidates, why = modify.pinned(candidates, pin)
         notes.append(why)
     if route.quota is not None and lawful_here:
-        field, why = modify.within_quota(field, route.quota)
+        candidates, why = modify.within_quota(candidates, route.quota)
         if why:
             notes.append(why)
     if route.budget is not None:
-        field, why = modify.within_budget(field, route.budget, now)
+        candidates, why = modify.within_budget(candidates, route.budget, now)
         if why:
             notes.append(why)
-    return field
+    return candidates
 
 
 def _moved(
-    field: Field, score: Column, route: Route, overrides: OperatorOverrides, now: float, notes: list[str]
+    candidates: Candidates, score: Column, route: Route, overrides: OperatorOverrides, now: float, notes: list[str]
 ) -> tuple[Column, Column | None]:
     """The scores with biases and prices, and the biases."""
     config, bias_ms = route.config, None
     override_ms = overrides.bias_ms(now) if overrides.biases else {}
     if config.bias_ms or override_ms:
-        bias_ms, why = modify.biased(field, config.bias_ms, override_ms)
+        bias_ms, why = modify.biased(candidates, config.bias_ms, override_ms)
         score = score + bias_ms
         if why:
             notes.append(why)
     if config.usd_weight_ms:
-        score = score + modify.priced(field, config.usd_weight_ms)
+        score = score + modify.priced(candidates, config.usd_weight_ms)
         notes.append(
             f"a dollar a request is worth {config.usd_weight_ms:g} ms: each pays for what it costs above the least"
         )
     return score, bias_ms
 
 
-def _avoided(field: Field, policy: Policy) -> NDArray[np.bool_] | None:
+def _avoided(candidates: Candidates, policy: Policy) -> NDArray[np.bool_] | None:
     """Which regions pay the penalty: hot, full, or not fully back yet. None: no region does."""
-    full = policy.full(field)
+    full = policy.full(candidates)
     if full is not None and full.any():
-        field.penalise(full)
-    return field.penalty_ms > 0.0 if field.penalty_ms is not None else None
+        candidates.penalise(full)
+    return candidates.penalty_ms > 0.0 if candidates.penalty_ms is not None else None
 
 
 def _canary_or_home(
-    field: Field,
+    candidates: Candidates,
     place: int,
     avoided: NDArray[np.bool_] | None,
     route: Route,
@@ -225,36 +227,36 @@ def _canary_or_home(
     notes: list[str],
 ) -> int:
     """The place of the canary's or the session's region, if one applies; else `place`."""
-    config, request, why = route.config, field.request, ""
+    config, request, why = route.config, candidates.request, ""
     if config.canary:
         region, why = modify.canary(request, config.canary, config.canary_by)
-        tries = field.at.get(region)
+        tries = candidates.at.get(region)
         if tries is not None and (avoided is None or not avoided[tries]):
             notes.append(why)
             return tries
     if config.affinity_ms and affinity is not None and request.session:
         home = affinity.of(request.session, request.model)
         if home is not None:
-            place, why = modify.at_home(field, home, place, avoided, config.affinity_ms)
+            place, why = modify.at_home(candidates, home, place, avoided, config.affinity_ms)
             if why:
                 notes.append(why)
     return place
 
 
-def _spilled_from(field: Field, unguarded: Column, avoided: NDArray[np.bool_], chosen: int) -> str | None:
+def _spilled_from(candidates: Candidates, unguarded: Column, avoided: NDArray[np.bool_], chosen: int) -> str | None:
     best = int(unguarded.argmin())
-    return field.names[best] if best != chosen and avoided[best] else None
+    return candidates.names[best] if best != chosen and avoided[best] else None
 
 
 def _near_ties(
-    field: Field, ready: Column, avoided: NDArray[np.bool_] | None, policy: Policy, now: float
+    candidates: Candidates, ready: Column, avoided: NDArray[np.bool_] | None, policy: Policy, now: float
 ) -> list[tuple[int, float]]:
     """The regions that may be the best, given the uncertainty of the waits: place and uncertainty (ms). Only the cold
     (not hot) ones of these, if there are any."""
     best = int(ready.argmin())
     limit = ready.item(best) + policy.ties
-    if policy.uncertain_waits and field.moving:
-        uncertainty_ms = field.uncertainty_ms(now)
+    if policy.uncertain_waits and candidates.moving:
+        uncertainty_ms = candidates.uncertainty_ms(now)
         near = (ready - uncertainty_ms <= np.array(limit + uncertainty_ms.item(best))).nonzero()[0].tolist()
         ties = [(place, uncertainty_ms.item(place)) for place in near]
     elif policy.ties:
@@ -266,17 +268,17 @@ def _near_ties(
     return [tie for tie in ties if not avoided[tie[0]]] or ties
 
 
-def _affine(field: Field, affinity: SessionAffinity | None, ties: Sequence[int]) -> int | None:
+def _affine(candidates: Candidates, affinity: SessionAffinity | None, ties: Sequence[int]) -> int | None:
     """The region where the request's session, or its parent session, was, if that is among the ties."""
-    request = field.request
+    request = candidates.request
     if affinity is None or not request.soft_session:
         return None
-    place = field.at.get(affinity.near(request.soft_session, request.parent_session, request.model))
+    place = candidates.at.get(affinity.near(request.soft_session, request.parent_session, request.model))
     return place if place in ties else None
 
 
 def _one_of(
-    field: Field,
+    candidates: Candidates,
     ties: Sequence[tuple[int, float]],
     avoided: NDArray[np.bool_] | None,
     soft_affinity: SessionAffinity | None,
@@ -285,15 +287,15 @@ def _one_of(
 ) -> int:
     """One of the near ties: the region of the session, or else a random one."""
     among = [place for place, _ in ties]
-    home = _affine(field, soft_affinity, among)
+    home = _affine(candidates, soft_affinity, among)
     if home is None:
-        return _drawn(field, among, avoided, rng)
-    notes.append(f"near tie: the session stays in {field.names[home]}")
+        return _drawn(candidates, among, avoided, rng)
+    notes.append(f"near tie: the session stays in {candidates.names[home]}")
     return home
 
 
 def _replicated_here(
-    field: Field,
+    candidates: Candidates,
     place: int,
     ready: Column,
     avoided: NDArray[np.bool_] | None,
@@ -311,27 +313,27 @@ def _replicated_here(
     whose prefix is used only by its own session and only until that ends (brought home, agents had 0.96 of their
     turns).
     """
-    here = field.here
-    if here is None or field.request.tools or (avoided is not None and avoided[here]):
+    here = candidates.here
+    if here is None or candidates.request.tools or (avoided is not None and avoided[here]):
         return place
-    fill_ms = field.fill_ms(here, place)
-    if fill_ms <= 0.0 or field.waits(here) or _affine(field, soft_affinity, (place,)) is not None:
+    fill_ms = candidates.fill_ms(here, place)
+    if fill_ms <= 0.0 or candidates.waits(here) or _affine(candidates, soft_affinity, (place,)) is not None:
         return place
-    way_ms = field.rtt_ms.item(place) - field.rtt_ms.item(here)
+    way_ms = candidates.rtt_ms.item(place) - candidates.rtt_ms.item(here)
     spared_ms = min(way_ms, ready.item(place) - ready.item(here) + fill_ms)  # less where here is slower besides
     if spared_ms <= 0.0 or rng.random() * fill_ms >= spared_ms:
         return place
-    notes.append(f"{field.names[here]} is to hold what {field.names[place]} holds of it, too")
+    notes.append(f"{candidates.names[here]} is to hold what {candidates.names[place]} holds of it, too")
     return here
 
 
-def _drawn(field: Field, ties: Sequence[int], avoided: NDArray[np.bool_] | None, rng: Random) -> int:
+def _drawn(candidates: Candidates, ties: Sequence[int], avoided: NDArray[np.bool_] | None, rng: Random) -> int:
     """Draw one of the ties in proportion to headroom; the local region if it is idle, since no request is drawn away
     from that."""
-    headroom = field.headroom()
-    here = field.here if field.here in ties else None
+    headroom = candidates.headroom()
+    here = candidates.here if candidates.here in ties else None
     if here is not None and (avoided is None or not avoided[here]):
-        idle = headroom.item(here) >= 1.0 and field.used_share().item(here) < IDLE_SHARE
+        idle = headroom.item(here) >= 1.0 and candidates.used_share().item(here) < IDLE_SHARE
         if idle:
             return here
     return ties[choose.draw(headroom[list(ties)].tolist(), rng)]

@@ -91,8 +91,8 @@ class Routes:
 
     def sent(self, request: Request, decision: Decision, now: float) -> None:
         """A request is on its way to the chosen region: count it."""
-        chosen, route, field = decision.chosen, decision.route, decision.asked
-        if chosen is None or field is None:
+        chosen, route, candidates = decision.chosen, decision.route, decision.candidates
+        if chosen is None or candidates is None:
             return
         if self._affine and request.session:
             self.affinity.moved_in(request.session, request.model, chosen.region)
@@ -103,14 +103,14 @@ class Routes:
         if route.quota is not None and decision.lawful_here:
             route.quota.sent(foreign=decision.foreign)
         if route.budget is not None and decision.foreign:
-            route.budget.spend(field.egress_usd(field.at[chosen.region]), now)
+            route.budget.spend(candidates.egress_usd(candidates.at[chosen.region]), now)
 
     def answered(self, decision: Decision, output_tokens: int, now: float) -> None:
         """A request's answer had this many tokens: correct the estimate of its cost."""
-        chosen, route, field = decision.chosen, decision.route, decision.asked
-        if route.budget is not None and decision.foreign and chosen is not None and field is not None:
-            place = field.at[chosen.region]
-            route.budget.spend(field.egress_usd(place, output_tokens) - field.egress_usd(place), now)
+        chosen, route, candidates = decision.chosen, decision.route, decision.candidates
+        if route.budget is not None and decision.foreign and chosen is not None and candidates is not None:
+            place = candidates.at[chosen.region]
+            route.budget.spend(candidates.egress_usd(place, output_tokens) - candidates.egress_usd(place), now)
 
     def policies(self) -> dict[str, str]:
         """The policies in force, by `tenant/model`; `*` stands for any."""

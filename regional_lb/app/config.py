@@ -11,7 +11,7 @@ from farhop.balance.model_steps import NameRoute, names_of
 from farhop.config import FromOutside, Model, Part, rule
 from farhop.identity.hop_token import HopVerifier
 from farhop.service.config.endpoints import Listen, is_loopback
-from farhop.service.config.process import Entry, ResumeConfig, SessionConfig
+from farhop.service.config.process import ClientListen, ResumeConfig, SessionConfig
 from farhop.store.documents.report import CLIENT_URL, MODELS_LIMIT
 from regional_lb.engines.config import EnginesConfig
 from regional_lb.mesh.config import MeshConfig
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-class ClientEntry(Entry):
+class RegionClientListen(ClientListen):
     """Where clients come. `url` is how those reach it whom a global balancer redirects; without it none are."""
 
     url: Annotated[str, FromOutside, Field(pattern=f"^{CLIENT_URL.pattern}$")] | None = None
@@ -70,7 +70,7 @@ class RegionalConfig(EnginesConfig, MeshConfig):
     }
 
     tier: Listen
-    client: ClientEntry | None = None
+    client: RegionClientListen | None = None
     picker: PickerConfig | None = None
     queue: QueueConfig = QueueConfig()
     foreign: ForeignConfig = ForeignConfig()

@@ -31,7 +31,7 @@ from farhop.service.assembly.store_opening import opened
 from farhop.service.authentication.keybook import KeyBook
 from farhop.service.limits.book import LimitBook
 from farhop.service.limits.limiter import Limiter
-from farhop.service.observability.recorder import Recorder
+from farhop.service.observability.workload_recorder import WorkloadRecorder
 from farhop.service.process.clock import Clock
 from farhop.service.process.lifecycle import run as run_process
 from farhop.service.process.tasks import Tasks, all_of
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from farhop.balance.machine import Request, Usage
+    from farhop.balance.outcome import Outcome
     from farhop.relay.active import ActiveRequest
     from farhop.store.contract import Store
     from farhop.store.etcd_settings import EtcdSettings
@@ -203,7 +204,7 @@ class RegionalBalancer:
             newest_epoch=lambda: self.listeners.hop_authenticator.newest_epoch,
         )
         stores.observe(self.metrics, self.store, hub)
-        self.telemetry.recorder = Recorder(config.region)
+        self.telemetry.recorder = WorkloadRecorder(config.region)
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.plane.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain),
@@ -231,7 +232,11 @@ class RegionalBalancer:
             warn=self._warn,
             watched=self._listen_to_kv_events,
         )
+        self.flow.replicas.doubted = self._doubted
         self.kv_listener: KvListener | None = None
+
+    def _doubted(self, name: str, reason: Outcome) -> None:
+        asyncio.get_running_loop().call_soon(self.watcher.doubted, name, reason)  # the machine is amid an event now
 
     def _follow_store(self, rng: Random, store: Store | None) -> None:
         """Build what follows etcd: the law, overrides, model names, keys."""
@@ -462,6 +467,6 @@ def run(path: Path, *, picks: bool = False) -> None:
                 str(path), ["picker: is not given; say where gateways come, such as picker: {port: 9003}"]
             )
         logs.configure("regional", config.region, config.instance, config.log_level)
-        return RegionalBalancer(config, stores.world(config), Random(), path=path)
+        return RegionalBalancer(config, stores.topology_of(config), Random(), path=path)
 
     run_process("regional", make)

@@ -13,7 +13,7 @@ from farhop.store.contract import refuse_key
 from farhop.store.documents import overrides
 from farhop.store.documents.report import MODELS_LIMIT
 from farhop.store.follow import Documents, Refused, follow
-from regional_lb.scheduler.refusals import Refusal, RefusalsChanged
+from regional_lb.scheduler.refusals import OrderedRefusal, RefusalsChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ class RefusalBook:
         clock: Callable[[], float],
     ) -> None:
         self._store, self._prefix, self._react, self._clock = store, refuse_key(region, ""), react, clock
-        self._documents: Documents[tuple[str, Refusal]] = Documents(self._read, refused, "refuse")
+        self._documents: Documents[tuple[str, OrderedRefusal]] = Documents(self._read, refused, "refuse")
 
     async def follow(self) -> None:
         """Follow the documents in etcd until cancelled, or until the store is closed."""
@@ -64,10 +64,12 @@ class RefusalBook:
             if now < refusal.until
         ]
 
-    def _read(self, key: str, value: bytes) -> tuple[str, Refusal]:
+    def _read(self, key: str, value: bytes) -> tuple[str, OrderedRefusal]:
         override = overrides.decode_refusal(value)
         if override.key != key or not key.startswith(self._prefix):
             raise Refused("refuse_misplaced")
         if key not in self._documents and len(self._documents) > MODELS_LIMIT:
             raise Refused("too_many_overrides")
-        return override.model, Refusal(override.share, self._clock() + override.for_s, override.why, override.author)
+        return override.model, OrderedRefusal(
+            override.share, self._clock() + override.for_s, override.why, override.author
+        )

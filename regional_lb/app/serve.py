@@ -141,8 +141,8 @@ class RegionalTier(InstrumentedTier):
             replica += b"x-farhop-version: " + pick.version.encode() + b"\r\n"
         context: RequestContext = active.context
         decision = context.decision_id.encode()
-        if context.reserved is not None:
-            replica += context.reserved.headers()
+        if context.charge is not None:
+            replica += context.charge.headers()
         if active.request.alias:
             replica += b"x-farhop-model: " + active.request.model.encode() + b"\r\n"
         return b"x-farhop-region: " + self._region + b"\r\nx-farhop-decision: " + decision + b"\r\n" + replica
@@ -161,7 +161,7 @@ class PickReasons:
             a.REPLICA: chosen.replica,
             a.HIT_TOKENS: round(chosen.hit_tokens),
             a.POLICY: decision.policy.name,
-            a.REASONS: [f"{s.replica} {s.score:.1f} {decision.policy.unit}" for s in decision.field[:16]],
+            a.REASONS: [f"{s.replica} {s.score:.1f} {decision.policy.unit}" for s in decision.ranked[:16]],
             **({a.VERSION: decision.version, a.SPLIT: _why(decision)} if decision.version else {}),
         }
 
@@ -191,7 +191,7 @@ class PickReasons:
                     "tpot_ms": s.tpot_ms,
                     "full": s.replica in decision.full,
                 }
-                for s in decision.field
+                for s in decision.ranked
             ],
             "ttft_ms": decision.ttft_ms if decision.chosen is not None else None,
             "residual_ms": decision.residual_ms,

@@ -22,6 +22,7 @@ PAGE_BYTES_MAX = 4 * 1024 * 1024
 LISTING_BYTES_MAX = 1024 * 1024
 # Anything else may be a metrics page whose server gives no better type.
 _NO_PAGES = (b"text/html", b"application/json")
+_GZIP = b"\x1f\x8b"  # how it begins; no text does
 
 
 class Pages:
@@ -33,7 +34,7 @@ class Pages:
     async def metrics(self, address: Address, path: str, key: str | None = None) -> bytes:
         """A metrics page; llama.cpp's server and LiteLLM want a `key` for theirs. Raises PageError, FetchError."""
         answer = await fetch.get(self._pool, address, path, self._timeout_s, PAGE_BYTES_MAX, key)
-        _check_status(answer)
+        _check(answer)
         if answer.content_type in _NO_PAGES:
             raise PageError("type", f"{answer.content_type.decode()} is no metrics page")
         return answer.body
@@ -41,7 +42,7 @@ class Pages:
     async def models(self, address: Address) -> bytes:
         """The list of models. Raises PageError, FetchError: then it has reported nothing, and that is no evidence."""
         answer = await self._get(address, "/v1/models")
-        _check_status(answer)
+        _check(answer)
         return answer.body
 
     async def slots(self, address: Address, engine: str) -> int | None:
@@ -69,7 +70,9 @@ class Pages:
         return await fetch.get(self._pool, address, path, self._timeout_s, LISTING_BYTES_MAX, self._key)
 
 
-def _check_status(answer: fetch.Fetched) -> None:
+def _check(answer: fetch.Fetched) -> None:
     if answer.status != 200:
         wants_key = answer.status in (401, 403)
         raise PageError("key" if wants_key else "status", f"status {answer.status}")
+    if answer.body.startswith(_GZIP):
+        raise PageError("type", "it is compressed, though asked for as it is (`accept-encoding: identity`)")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import grpc
 from msgspec.structs import replace
 
+from farhop.balance import outcome
 from farhop.relay.upstream.fetch import FetchError
 from farhop.relay.upstream.pool import Pool, UpstreamLimits
 from farhop.service.process.tasks import Tasks
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from farhop.balance.machine import Address, Event
+    from farhop.balance.outcome import Outcome
     from regional_lb.engines.config import EnginesConfig, ReplicaConfig
     from regional_lb.engines.members import Listing
     from regional_lb.fleet.view import Sample
@@ -67,6 +69,7 @@ class _Observed:
         self.at_rest = False  # its last scrape said so
         self.models_known = False  # it said what it serves, or that it has no such page, and was the same since
         self.restart_suspected = asyncio.Event()  # another process may have taken its place
+        self.models_doubted = asyncio.Event()  # it may serve others than it listed
         self.closed_after_s = inf  # for how long the connection had rested that it closed last
         # The last scrape's figures that change with its work, and since when they have been these.
         self.worked: tuple[tuple[float | None, ...], float] | None = None
@@ -197,7 +200,7 @@ class Watcher:
         replica = one.config
         path = _engine(replica).health
         prober = probes.prober(replica, path, self._pool, self._watch.timeout_s, self._credentials, self._key)
-        fails, cold, known, woken = 0, replica.probe.warmup > 0, False, False
+        fails, cold, known, woken, was_ready = 0, replica.probe.warmup > 0, False, False, True
         try:
             while one.is_current():
                 verdict = await prober.look()
@@ -213,6 +216,9 @@ class Watcher:
                 if not one.is_current():
                     return
                 fails = 0 if verdict.ok else fails + 1
+                if verdict is probes.READY and not was_ready:
+                    one.models_doubted.set()
+                was_ready = verdict is probes.READY
                 cold = cold or (fails >= self._watch.fall and replica.probe.warmup > 0)
                 if cold and verdict is probes.READY:
                     self._probed(one, probes.UNREADY)
@@ -238,9 +244,13 @@ class Watcher:
         if not self._models_ruled():
             await self._pause(self._watch.probe_s)
             return False
+        return await self._pause_unless(one.restart_suspected, self._watch.probe_s)
+
+    async def _pause_unless(self, event: asyncio.Event, seconds: float) -> bool:
+        """Whether the event came before about so many seconds were over."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._jittered(self._watch.probe_s)):
-                return await one.restart_suspected.wait()
+            async with asyncio.timeout(self._jittered(seconds)):
+                return await event.wait()
         return False
 
     def _closed(self, address: Address, rested_s: float) -> None:
@@ -256,8 +266,19 @@ class Watcher:
     def _replaced(self, one: _Observed) -> None:
         """Another process has taken the place."""
         one.restart_suspected.set()
+        one.models_doubted.set()
         if self._models_ruled():
             self._hold_back(one)
+
+    def doubted(self, name: str, reason: Outcome) -> None:
+        """A request found that nothing listens at a replica's address, or that it does not serve the model."""
+        if (one := self._observed.get(name)) is None:
+            return
+        if reason is outcome.CONNECT_FAILED:
+            for other in tuple(self._at[one.config.address]):
+                self._replaced(other)  # what listens there next is another process
+        else:
+            one.models_doubted.set()
 
     def _hold_back(self, one: _Observed) -> None:
         """No work before the next probe, which asks what it serves."""
@@ -375,11 +396,13 @@ class Watcher:
         return max(self._watch.scrape_s, min(3.0 * self._watch.scrape_s, _FRESH_SHARE * SAMPLE_FRESH_S))
 
     async def _ask_models(self, one: _Observed) -> None:
-        """What it says that it serves: slowly, but as often as probes until it is known where only it can say, and
-        until it answers at all. One that starts together with us is no other a minute later."""
+        """What it says that it serves: slowly, but at once where that is in doubt, and as often as probes until it is
+        known where only it can say, and until it answers at all. One that starts together with us is no other a minute
+        later."""
         replica = one.config
         unknown, unreached = not replica.models, True
         while one.is_current():
+            one.models_doubted.clear()
             if replica.slots is None and replica.engine in slots.BY_MODEL:
                 await self._slots_by_model(one)
             try:
@@ -391,7 +414,9 @@ class Watcher:
                 if unknown:
                     self._refused(f"models_{error.reason}")
                     self._problem(one, "models", f"{replica.url}/v1/models: {error}; {_remedy(error)}")
-            await self._pause(self._watch.probe_s if unknown or unreached else self._watch.models_s)
+            await self._pause(self._watch.probe_s)
+            if not unknown and not unreached:
+                await self._pause_unless(one.models_doubted, max(0.0, self._watch.models_s - self._watch.probe_s))
 
     async def _listed(self, one: _Observed) -> None:
         """Take in what it says that it serves. Raises PageError, FetchError."""

@@ -18,6 +18,8 @@ from xxhash import xxh3_64_intdigest
 from regional_lb.fleet.kv_events import TOKEN_BYTES, Cleared, Linked, Removed, Stored, canonical_keys
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from regional_lb.fleet.kv_events import Hash, KvEvent
 
 BLOCKS_MAX = 8_000_000  # of all sources: some 200 B each
@@ -66,11 +68,11 @@ class Path:
 
 
 class Known(NamedTuple):
-    """What sources report about one path, in tokens by replica: `exact` for those with complete events, `least` for
-    others."""
+    """What replicas report about their caches for one prompt, in tokens by replica. `exact`: all that they hold of it,
+    of those with complete events; `least`: a lower bound, of the others."""
 
-    exact: dict[str, float]
-    least: dict[str, float]
+    exact: Mapping[str, float]
+    least: Mapping[str, float]
 
 
 class _Source:

@@ -65,12 +65,12 @@ class First(NamedTuple):
     sure: bool
 
 
-class Record:
-    """One replica's doings. `failing` is a share 0..1, `answers` since it was last forgiven and `well` in a row (both
-    counted to a bound). `tenant` had most of the failures, `lead` more than all others; `others_failing` is the share
-    among the others' answers, the last good one of which came at `others_at`. `run` are its latest first tokens,
-    `usual` its usual `log_ms`, None while unknown. On `trial` it was taken out as slow, and has not shown yet that
-    it is not: its next first token does."""
+class AnswerRecord:
+    """What one replica's answers were like. `failing` is a share 0..1, `answers` since it was last forgiven and `well`
+    in a row (both counted to a bound). `tenant` had most of the failures, `lead` more than all others; `others_failing`
+    is the share among the others' answers, the last good one of which came at `others_at`. `run` are its latest first
+    tokens, `usual` its usual `log_ms`, None while unknown. On `trial` it was taken out as slow, and has not shown yet
+    that it is not: its next first token does."""
 
     __slots__ = (
         "_usually", "answers", "failing", "lead", "others_at", "others_failing", "run", "tenant", "trial", "usual",
@@ -154,12 +154,12 @@ class Outliers:
 
     def __init__(self, factor: float) -> None:
         self._margin = log(factor) if factor else inf
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, AnswerRecord] = {}
         self._compared_at: float | None = None
 
     def adopt(self, names: Iterable[str]) -> None:
         """Take the replicas of a new view; those that left are forgotten."""
-        self.records = {name: self.records.get(name) or Record() for name in names}
+        self.records = {name: self.records.get(name) or AnswerRecord() for name in names}
 
     def answered(self, name: str, ok: bool, tenant: str = "", others_at: float = -inf) -> None:
         """An answer to a tenant's request began, or failed to while other tenants were last answered well at
@@ -231,14 +231,14 @@ class Outliers:
         worst_first = sorted(found.items(), key=lambda item: (item[1][1] != FAILING, -item[1][0], item[0]))
         return [(name, why) for name, (_, why) in worst_first]
 
-    def _usual(self, records: list[tuple[str, Record]], now: float) -> float:
+    def _usual(self, records: list[tuple[str, AnswerRecord]], now: float) -> float:
         """The median of all; of few, the minimum: two failing replicas of three must not set the standard."""
         if len(records) == 1:
             return 1.0
         shares = [record.faults(now) for _, record in records]
         return median(shares) if len(shares) >= _PEERS_MIN else min(shares)
 
-    def _slow(self, records: list[tuple[str, Record]], now: float) -> list[tuple[str, float]]:
+    def _slow(self, records: list[tuple[str, AnswerRecord]], now: float) -> list[tuple[str, float]]:
         """Which of these replicas are slow compared with the others, and by how much beyond the margin."""
         suspects = []
         for name, record in records:

@@ -56,7 +56,7 @@ class Columns:
     batch_interference_ms: Column  # what each request adds to a token of every other
     tpot_alone_ms: Column
     backlog_tokens: Column  # dispatched, and not prefilled yet
-    in_flight: Column  # the first five: see Rates
+    in_flight: Column  # the first five: see ScoreInputs
     tpot_ms: Column  # with one request more than there are
     prefill_room_tokens: Column  # tokens left in the present step; if any, a prompt can start at once, in chunks
     kv_room_tokens: Column  # KV cache it would still give
@@ -78,7 +78,7 @@ class Columns:
 _COLUMNS = tuple(Columns.__annotations__)
 
 
-class Rates(NamedTuple):
+class ScoreInputs(NamedTuple):
     """The inputs of the scores, as they were when scored: one column each, one row per replica scored. The first
     columns of a table, in its order; the first SPEEDS of them change now and then only."""
 
@@ -103,7 +103,7 @@ class Sums(NamedTuple):
     kv_taken_tokens: float
 
 
-assert Rates._fields == _COLUMNS[: len(Rates._fields)]
+assert ScoreInputs._fields == _COLUMNS[: len(ScoreInputs._fields)]
 _SIZES = slice(_COLUMNS.index("slots"), _COLUMNS.index("slots") + len(Sums._fields) - 1)
 assert Sums._fields[1:] == _COLUMNS[_SIZES]
 SPEEDS = 3
@@ -258,7 +258,7 @@ class Table(Columns):
         return self.kv_room_tokens.item(self.of.at[name]) >= tokens
 
     def speeds(self) -> Column:
-        """The first SPEEDS of its Rates, as one block that all callers share until they change."""
+        """The first SPEEDS of its ScoreInputs, as one block that all callers share until they change."""
         speeds = self._speeds
         if speeds is None:
             speeds = self._speeds = self.block[:SPEEDS].copy()
@@ -400,7 +400,7 @@ class _Part(Table):
 
     def speeds(self) -> Column:
         """See Table."""
-        return np.array([getattr(self, name) for name in Rates._fields[:SPEEDS]])
+        return np.array([getattr(self, name) for name in ScoreInputs._fields[:SPEEDS]])
 
     def filled_at(self, place: int) -> float:
         """See Table."""

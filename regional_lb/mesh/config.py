@@ -69,7 +69,7 @@ class MeshConfig(Process):
     """What this balancer reports to others, and where it listens for them. `advertise` is the host by which they reach
     it.
 
-    Reports go to the region's hub and to `remote_hub`: one by name, the `nearest` by wire time, or `none`.
+    Reports go to the region's hub and to `remote_hub`: one by name, the `nearest` by round-trip time, or `none`.
     `prefix_nodes_per_s` bounds what each global balancer is sent about the caches: 8 B a node.
     """
 

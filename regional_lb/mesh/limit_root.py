@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.quota import Want
     from farhop.service.limits.book import LimitBook
-    from farhop.store.contract import Entry, Store
+    from farhop.store.contract import KeyValue, Store
     from farhop.telemetry.metrics import TierMetrics
 
 WRITE_S = 3.0
@@ -285,7 +285,7 @@ def _are_sound(wants: list[Want]) -> bool:
     )
 
 
-def _read(entry: Entry | None) -> RootClaim | None:
+def _read(entry: KeyValue | None) -> RootClaim | None:
     """The claim of the root; None for an unreadable one, which may be taken over like one that does not change."""
     if entry is None:
         return None

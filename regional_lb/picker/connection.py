@@ -25,7 +25,7 @@ from regional_lb.picker.http2 import Http2Error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farhop.balance.limits import ByteBudget
+    from farhop.balance.bounds import ByteBudget
 
 # The gRPC status codes used here.
 OK, INVALID_ARGUMENT, NOT_FOUND = 0, 3, 5

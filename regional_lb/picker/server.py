@@ -34,10 +34,10 @@ from regional_lb.picker.stream import GatewayRun, GatewayStream
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from farhop.balance.limits import ByteBudget, SlotLimit
+    from farhop.balance.bounds import ByteBudget, SlotLimit
     from farhop.balance.machine import Address, Event, Request
     from farhop.relay.active import ActiveRequest
-    from farhop.relay.formats.transcript import Continuation
+    from farhop.relay.formats.transcript import AnswerChain
     from farhop.relay.http.connection import ClientLimits
     from farhop.relay.http.exchange import Exchange, RequestHandler
     from farhop.relay.http.tls import ListenerTls
@@ -249,7 +249,7 @@ class PickerServer:
         hide_usage: bool,
         context: Any,
         arrived_at: float = 0.0,
-        continuation: Continuation | None = None,
+        answer_chain: AnswerChain | None = None,
         geo: str = "",
     ) -> None:
         """A request was read: it is decided on like others, within the gateway's restriction, and sent once."""
@@ -257,7 +257,7 @@ class PickerServer:
         among = None if stream.among is None else self._named(stream.among)
         self._relay.start(
             exchange, replace(request, among=among, once=True, divisible=False), body, hide_usage=hide_usage,
-            context=context, arrived_at=arrived_at, continuation=continuation, geo=geo,
+            context=context, arrived_at=arrived_at, answer_chain=answer_chain, geo=geo,
             attempts=partial(_run, stream=stream),
         )  # fmt: skip
 

@@ -24,7 +24,7 @@ from regional_lb.picker import messages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farhop.balance.limits import ByteBudget, SlotLimit
+    from farhop.balance.bounds import ByteBudget, SlotLimit
     from farhop.balance.machine import Address
     from farhop.relay.active import ActiveRequest
     from farhop.relay.answers import Reply

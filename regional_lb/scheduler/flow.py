@@ -84,6 +84,10 @@ _GAVE_UP = {
         "the engines of this model here answer with redirects, which are not followed: their operator must set the "
         "`url` that answers itself"
     ),
+    outcome.NO_ENGINE_THERE: (
+        "what answers for the engines of this model here is a web page: their operator must correct their `url`"
+    ),
+    outcome.MODEL_NOT_SERVED: "no engine here serves this model any more",
     **dict.fromkeys(outcome.DECLINED, "no engine of this model here takes a request now"),
     outcome.WHOLE_ANSWER_TIMEOUT: (
         "no answer within this region's limit for one in one piece: ask for a stream, or less"
@@ -91,8 +95,8 @@ _GAVE_UP = {
 }
 
 
-# An engine lacks a path for good; one that takes nothing now said so a moment ago.
-_ASKED_ONCE = frozenset((outcome.PATH_UNSUPPORTED, *outcome.DECLINED))
+# An engine lacks a path for good; what lacks the model, or takes nothing now, said so a moment ago.
+_ASKED_ONCE = frozenset((outcome.PATH_UNSUPPORTED, outcome.MODEL_NOT_SERVED, *outcome.DECLINED))
 
 
 def _while_answering(reason: Outcome) -> str:
@@ -1016,7 +1020,7 @@ class RegionalFlow:
                 return instead
         if reason.source is Source.LAW:
             return machine.Answer(state.request.id, reason, detail)
-        if reason in (outcome.NO_REPLICA, outcome.PATH_UNSUPPORTED, outcome.TOO_LONG):
+        if reason in (outcome.NO_REPLICA, outcome.PATH_UNSUPPORTED, outcome.MODEL_NOT_SERVED, outcome.TOO_LONG):
             return machine.Answer(  # it is unknown for how long, if it ends at all
                 state.request.id, reason, detail, RETRY_AFTER_S if reason is outcome.NO_REPLICA else None
             )

@@ -6,7 +6,7 @@ here, as measured. A due request is overdue once its replica has shown no sign o
 ended, no number on its metrics page changed, no KV event came. A slow replica shows those, however late it is.
 
 Invariants: no fixed age is used, except the CONFIRM_S that a sign of life has to arrive; time in which this balancer
-did not listen counts against no replica; memory is bounded by what is under way. Never moves anything, never reads a
+was stalled counts against no replica; memory is bounded by what is under way. Never moves anything, never reads a
 clock.
 """
 
@@ -18,7 +18,7 @@ from farhop.balance.machine import Event
 
 CONFIRM_S = 0.6  # after it was due: metrics are looked at more often than that
 CHECK_S = 0.2  # how often to ask; with CONFIRM_S what is overdue moves within a second
-_DEAF_S = 1.0  # if not called for this long, this balancer itself was stalled
+_STALLED_S = 1.0  # if not called for this long, this balancer itself was stalled
 _NOISE_MS = 20.0  # differences of short times below this mean nothing
 _WEIGHT = 0.02
 _LATE, _SPREAD = 0.5, 0.5  # of logarithms, before anything was measured: some 12 times what was expected
@@ -81,9 +81,9 @@ class OverdueRequests:
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
         """The overdue requests, with their replicas, to be moved if possible. Ask again at `due`."""
-        deaf, self._asked_at = now - self._asked_at > _DEAF_S, now
+        stalled, self._asked_at = now - self._asked_at > _STALLED_S, now
         self.due = now + CHECK_S if self.waiting else inf
-        if deaf:
+        if stalled:
             self.alive_at = dict.fromkeys(self.waiting, now)
             return []
         found: list[tuple[str, str]] = []

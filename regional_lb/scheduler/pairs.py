@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
+    from regional_lb.fleet.blocks import Known
     from regional_lb.fleet.replicas import Replicas
     from regional_lb.fleet.table import Hits, Table
-    from regional_lb.scheduler.pick import Known, Pick
+    from regional_lb.scheduler.pick import Pick
     from regional_lb.scheduler.policy import Need
     from regional_lb.scheduler.request_state import RequestState
     from topology.law import Verdict

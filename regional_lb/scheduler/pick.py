@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -19,11 +19,12 @@ from numpy import empty, ndarray  # each `np.` of numpy's lazy module is a look-
 from farhop.balance.estimate.cost import LONG_TOKENS, prefill_work
 from farhop.balance.estimate.residual import corrected
 from farhop.balance.prefix import chain
-from regional_lb.fleet.table import ANY, LEAST, Rates
+from regional_lb.fleet.blocks import Known
+from regional_lb.fleet.table import ANY, LEAST, ScoreInputs
 from regional_lb.scheduler.deferred import NO_DEFERRED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from random import Random
 
     from numpy.typing import NDArray
@@ -40,8 +41,8 @@ BLOCKING_TOKENS = 1000.0  # shorter prompts are prefilled before many other requ
 DEFER_S = 2.0  # how long a request waits for a full replica that serves it sooner: others may keep arriving there
 EXPLORED_SHARE = 0.05  # the share of picks that look for a less certain replica among near ties
 _MORE = 0.05  # by how much less certain it must be: if all are idle, all are uncertain, and there is nothing to find
-_OWN, _IN_FLIGHT = 4, 3  # a pick's own columns, and which is Rates.in_flight
-FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
+_OWN, _IN_FLIGHT = 4, 3  # a pick's own columns, and which is ScoreInputs.in_flight
+REMEMBERED_MAX = 64  # of how many replicas a pick is remembered: of more, the best
 
 
 class Scored(msgspec.Struct, frozen=True, gc=False):
@@ -61,25 +62,16 @@ class Scored(msgspec.Struct, frozen=True, gc=False):
     delay_ms: float = 0.0  # before its prefill can begin: an adapter has to be loaded
 
 
-class Known(NamedTuple):
-    """What replicas report about their caches for one prompt, in tokens by replica. `exact`: all that they hold of it;
-    `least`: a lower bound.
-    """
-
-    exact: Mapping[str, float]
-    least: Mapping[str, float]
-
-
 NOTHING = Known({}, {})
 
 
 class Pick(msgspec.Struct, eq=False, gc=False):
-    """The choice and the field it was made from. `chosen` None: no replica has room, or those with room are worse than
-    one that soon will have it: `deferred_to`, see Deferral. `explored`: it was chosen to
-    learn how fast it is. `prefill`: the replica that prefills the prompt for the chosen one, None if that one does it.
-    `version` is the chosen replica's, `assigned` the one that a split gave the request, if one is in force.
-    `residual_ms`: by how much first tokens lately came later than predicted. Keeps only the request's sizes: picks are
-    remembered, and a prefix chain is large.
+    """The choice and the replicas it was made from, as scored. `chosen` None: no replica has room, or those with room
+    are worse than one that soon will have it: `deferred_to`, see Deferral. `explored`: it was chosen to learn how fast
+    it is. `prefill`: the replica that prefills the prompt for the chosen one, None if that one does it. `version` is
+    the chosen replica's, `assigned` the one that a split gave the request, if one is in force. `residual_ms`: by how
+    much first tokens lately came later than predicted. Keeps only the request's sizes: picks are remembered, and a
+    prefix chain is large.
     """
 
     policy: Policy
@@ -87,7 +79,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
     _prompt_tokens: float
     _output_tokens: float
     _speeds: Column  # shared with other picks
-    _columns: bytes  # its own, in half of what arrays take: uncached tokens, score, and the rest of its Rates
+    _columns: bytes  # its own, in half of what arrays take: uncached tokens, score, and the rest of its ScoreInputs
     _room: NDArray[np.bool_] | None
     chosen: Scored | None = None
     _exact: Collection[str] = ()
@@ -105,15 +97,15 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         return np.frombuffer(self._columns).reshape(_OWN, -1)
 
     @property
-    def _rates(self) -> Rates:
-        return Rates(*self._speeds, *self.block[2:])
+    def _inputs(self) -> ScoreInputs:
+        return ScoreInputs(*self._speeds, *self.block[2:])
 
     def _scored(self) -> list[Scored]:
-        """The replicas of the field, in the table's order."""
-        rates, (uncached, score) = self._rates, self.block[:2]
+        """The remembered replicas, in the table's order."""
+        inputs, (uncached, score) = self._inputs, self.block[:2]
         delay = np.zeros(len(score)) if self._delay is None else self._delay
         work = work_tokens(uncached, self._prompt_tokens)
-        told = uncached, work, score, rates.backlog_tokens, rates.prefill_ms_per_token, rates.tpot_ms, delay
+        told = uncached, work, score, inputs.backlog_tokens, inputs.prefill_ms_per_token, inputs.tpot_ms, delay
         return [
             Scored(name, ms, self._prompt_tokens - left, left, own, backlog, prefill, tpot, name in self._exact, late)
             for name, left, own, ms, backlog, prefill, tpot, late in zip(
@@ -133,7 +125,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         work = work_tokens(uncached, self._prompt_tokens)
         for ms in more.values():
             own_ms = own_ms - ms
-        terms = policy.terms(self._rates, work, self._output_tokens, own_ms) | more
+        terms = policy.terms(self._inputs, work, self._output_tokens, own_ms) | more
         parts = zip(*(ms.tolist() for ms in terms.values()), strict=True)
         return {name: dict(zip(terms, part, strict=True)) for name, part in zip(self._names, parts, strict=True)}
 
@@ -178,7 +170,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         return self._prompt_tokens - float(LEAST(self.block[0]))
 
     @property
-    def field(self) -> tuple[Scored, ...]:
+    def ranked(self) -> tuple[Scored, ...]:
         """The replicas, best first. Built when asked for, since hardly any pick is looked at. Not every policy takes
         one of the best: the chosen one comes last if it is not among those remembered.
         """
@@ -186,14 +178,14 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         return best if self.chosen is None or self.chosen.replica in self._names else (*best, self.chosen)
 
     def ready(self) -> Iterator[str]:
-        """Those of the field with room, best first: as many as are asked for."""
+        """The remembered ones with room, best first: as many as are asked for."""
         for place in self.block[1].argsort(kind="stable").tolist():
             if self._room is None or self._room.item(place):
                 yield self._names[place]
 
     @property
     def full(self) -> tuple[str, ...]:
-        """Those of the field without room."""
+        """The remembered ones without room."""
         if self._room is None:
             return ()
         return tuple(name for name, room in zip(self._names, self._room.tolist(), strict=True) if not room)
@@ -273,6 +265,7 @@ def pick(
     all that wait for it (`deferred`), or for as long as the chosen one's prefill would delay those who come. `ahead`:
     see Table.room.
     """
+    # -- the score of every replica
     uncached = uncached_tokens(need, table, hits, known)
     long = need.prompt_tokens >= LONG_TOKENS
     work = prefill_work(uncached, need.prompt_tokens) if long else uncached  # as work_tokens does, without its frame
@@ -283,6 +276,7 @@ def pick(
     blocking_ms = policy.blocking_ms(table, work) if need.prompt_tokens >= BLOCKING_TOKENS else None
     if blocking_ms is not None:
         score = score + blocking_ms
+    # -- the best one that has room
     room = table.room(uncached, need.output_tokens, now, ahead=ahead)
     # Mostly all have room: looking for the first one without costs a sixth of masking.
     all_room = room.item(room.argmin())
@@ -291,6 +285,7 @@ def pick(
     names = table.of.names
     chosen, deferred_to, explored = None, None, False
     best_score = ready.item(best)
+    # -- or none: a full one will soon serve it better
     if not all_room and best_score < inf and policy.waits_ms is not None:
         most_s = DEFER_S
         if blocking_ms is not None:
@@ -299,6 +294,7 @@ def pick(
             sooner = _sooner(need, table, uncached, score, best_score - policy.waits_ms, deferred, now)
             if sooner is not None:
                 deferred_to = names[sooner], work.item(sooner), _node(need, uncached.item(sooner)), most_s
+    # -- or another near tie: the session's, or one to learn from; but one that meets the deadline
     if best_score < inf and deferred_to is None:
         row = policy.choose(best, ready, need, table, rng)
         at_home = _tied(home, best, ready, table, policy) if home else None
@@ -320,10 +316,11 @@ def pick(
             names[row], score.item(row), need.prompt_tokens - left, left, own, before, per_token_ms, tpot_ms,
             names[row] in known.exact, delay_ms.item(row) if delay_ms is not None else 0.0,
         )  # fmt: skip
+    # -- what is remembered of it all
     speeds = table.speeds()
     columns: Sequence[Any] = (uncached, score, backlog, table.in_flight)
-    if len(names) > FIELD_MAX:  # the best of them are remembered
-        best_rows = least(score, FIELD_MAX)
+    if len(names) > REMEMBERED_MAX:  # the best of them are remembered
+        best_rows = least(score, REMEMBERED_MAX)
         names = tuple([names[place] for place in best_rows.tolist()])
         speeds, columns = speeds[:, best_rows], [column[best_rows] for column in columns]
         room = room[best_rows]

@@ -633,12 +633,12 @@ class RequestQueue:
         eldest = line.eldest
         return eldest if now - eldest.since > self._starvation_s else None
 
-    def first(self, model: str, most: int, now: float, *, own: bool = False) -> list[Waiting]:
-        """The next `most` requests for the model in the order they are due; `own`: foreign requests left out."""
-        return list(islice(self.in_order(model, now, own=own), most))
+    def first(self, model: str, most: int, now: float) -> list[Waiting]:
+        """The next `most` requests for the model in the order they are due."""
+        return list(islice(self.in_order(model, now), most))
 
     def in_order(self, model: str, now: float, *, own: bool = False) -> Iterator[Waiting]:
-        """All of them. Nothing may be added or removed meanwhile."""
+        """All of them; `own`: foreign requests left out. Nothing may be added or removed meanwhile."""
         line = self.lines.get(model)
         if line is None or (own and line.foreign + line.late_foreign == len(line)):
             return iter(())

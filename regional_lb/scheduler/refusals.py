@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _DETAIL = "an operator has this region refuse new work"
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class OrderedRefusal(msgspec.Struct, frozen=True):
     """A `share` (0, 1] of new requests is refused until then (monotonic seconds); who ordered it, and why."""
 
     share: float
@@ -31,13 +31,13 @@ class Refusal(msgspec.Struct, frozen=True):
 class RefusalsChanged(Event, frozen=True):
     """What to refuse from now on, by model; "" is any."""
 
-    by_model: Mapping[str, Refusal]
+    by_model: Mapping[str, OrderedRefusal]
 
 
 class Refusals:
     """The refusals in force."""
 
-    def __init__(self, by_model: Mapping[str, Refusal] | None = None) -> None:
+    def __init__(self, by_model: Mapping[str, OrderedRefusal] | None = None) -> None:
         self.by_model = dict(by_model or {})
 
     def of(self, model: str, now: float, rng: Random) -> str:

@@ -21,7 +21,6 @@ from regional_lb.scheduler import admission, pairs
 from regional_lb.scheduler.deferred import Deferred
 from regional_lb.scheduler.pick import (
     NOTHING,
-    Known,
     expected_wait_ms,
     least_prefill,
     pick,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from farhop.balance.machine import Request
+    from regional_lb.fleet.blocks import Known
     from regional_lb.fleet.replicas import Replicas
     from regional_lb.fleet.table import Hits, Subset, Table
     from regional_lb.scheduler.pick import Pick, Scored
@@ -134,7 +134,7 @@ class WaitEstimate:
         if need.recomputed:
             return (), NOTHING
         hits = self._replicas.mirror.hits(need.chain, some)
-        return hits, NOTHING if need.path is None else Known(*self._replicas.blocks.known(need.path))
+        return hits, NOTHING if need.path is None else self._replicas.blocks.known(need.path)
 
     def assign(self, request: Request) -> Assigned | None:
         """The version that the split in force assigns to the request; None without a split, or if any version will

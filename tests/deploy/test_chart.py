@@ -256,7 +256,7 @@ def _checked(path: Path) -> None:
         assert check.run([str(path)], no_secrets=False, as_json=True) == 0
         return
     config = load(GlobalConfig if "global" in path.stem else RegionalConfig, path)
-    stores.hubs(config, stores.world(config))
+    stores.hubs(config, stores.topology_of(config))
 
 
 def _mounted(tmp_path: Path, values: dict[str, Any]) -> Path:

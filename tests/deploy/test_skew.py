@@ -26,7 +26,7 @@ from farhop_lab.world.child import Child
 from farhop_lab.world.client import answer
 from farhop_lab.world.etcd import EmbeddedEtcd
 from farhop_lab.world.ports import free_ports
-from topology import load as worlds
+from topology import load as topologies
 
 pytestmark = [pytest.mark.history]
 
@@ -85,7 +85,7 @@ class Fleet:
     def __init__(self, folder: Path, etcd: str) -> None:
         self.folder, self.etcd = folder, etcd
         self.topology = folder / "world.yaml"
-        self.topology.write_text(worlds.shipped("three-regions").read_text())
+        self.topology.write_text(topologies.shipped("three-regions").read_text())
         names = ["engine", *(name + what for name in BALANCERS for what in ("", "-admin"))]
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         self._old = source_of(BEFORE, folder / "old")

@@ -22,7 +22,7 @@ from farhop_lab.world.client import Delta, Result, ask
 from farhop_lab.world.fork_server import run_queue_s
 from farhop_lab.world.world import World, WorldSettings
 from tests.conftest import SPANS_EVERY_MS, unhindered
-from topology import load as worlds
+from topology import load as topologies
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
@@ -40,7 +40,7 @@ def settings(folder: Path) -> WorldSettings:
 
     Its wires are as long as in truth: on ones as short as a stall of this machine nobody could say what is far.
     """
-    document: dict[str, Any] = worlds.document(worlds.shipped("three-regions").read_text(), "three-regions")
+    document: dict[str, Any] = topologies.document(topologies.shipped("three-regions").read_text(), "three-regions")
     document["hubs"] = {"atlantic": [], "pacific": []}
     for region in document["regions"]:
         region["hub"] = "pacific" if region["name"] == "tokyo" else "atlantic"

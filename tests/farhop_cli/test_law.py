@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from farhop.store.contract import LAW_HISTORY_PREFIX, LAW_KEY, law_history_key
 from farhop.store.envelope import Keys, bare, public_key
 from farhop_cli import law as room
-from topology import policy
+from topology import law_document
 from topology.load import load, shipped
 
 WORLD = load(shipped("three-regions"))
@@ -20,7 +20,7 @@ AT = "2026-05-01T12:00:00+00:00"
 def law_of(stands):
     """The law that stands, read."""
     value = stands.get(LAW_KEY)
-    return policy.read(bare(value), WORLD, "etcd") if value is not None else None
+    return law_document.read(bare(value), WORLD, "etcd") if value is not None else None
 
 
 def kept(stands):
@@ -31,7 +31,7 @@ def kept(stands):
 @pytest.fixture
 def law(tmp_path):
     def write(*drop: str, **changes) -> str:
-        found = policy.document_of(WORLD)
+        found = law_document.document_of(WORLD)
         found["tenants"] = [one for one in found["tenants"] if one["name"] not in drop]
         path = tmp_path / "law.yaml"
         path.write_text(yaml.safe_dump({**found, **changes}))
@@ -54,7 +54,7 @@ def test_shown_law_names_its_author_and_can_be_set_again(cli, stands, law, tmp_p
     shown = cli.run("law", "get").stdout
     assert "# law of epoch 2, from etcd (revision " in shown
     assert ": as it is\n" in shown
-    assert yaml.safe_load(shown) == policy.document_of(WORLD)
+    assert yaml.safe_load(shown) == law_document.document_of(WORLD)
     # The topology's own, requested by its epoch, beside the law in etcd.
     assert cli.run("law", "get", "--epoch", "1").stdout.startswith("# law of epoch 1, of topology three-regions\n")
 
@@ -62,7 +62,7 @@ def test_shown_law_names_its_author_and_can_be_set_again(cli, stands, law, tmp_p
 def test_changes_are_shown_and_the_former_law_is_kept(cli, stands, law):
     assert cli.run("law", "set", law(), "--why", "one").exit_code == 0
     newcomer = {"name": "acme", "residency": {"processing": {"allow": ["eu"]}}}
-    tenants = [*policy.document_of(WORLD)["tenants"][:2], newcomer]
+    tenants = [*law_document.document_of(WORLD)["tenants"][:2], newcomer]
     result = cli.run("law", "set", law(tenants=tenants, models={}), "--why", "two", "--json")
     output = json.loads(result.stdout)
     assert (output["epoch"], output["added"], output["removed"]) == (3, ["acme"], ["japan-only", "not-us"])
@@ -80,7 +80,7 @@ def test_changes_are_shown_and_the_former_law_is_kept(cli, stands, law):
 
 def test_a_dry_run_reports_stranded_tenants_and_moved_traffic(cli, stands, law):
     stands.states["frankfurt"] = "down"
-    tenants = policy.document_of(WORLD)["tenants"]
+    tenants = law_document.document_of(WORLD)["tenants"]
     tenants[0]["residency"] = {"processing": {"allow": ["eu"]}}
     file = law(tenants=tenants)
     for command in (("law", "set", file, "--why", "x", "--dry-run"), ("law", "diff", file)):
@@ -116,7 +116,7 @@ def test_a_change_based_on_an_older_law_is_refused(cli, stands, law):
 
 def test_concurrent_change_of_the_law_is_refused(cli, stands, law, monkeypatch):
     cli.run("law", "set", law(), "--why", "one")
-    document = policy.encode(policy.document_of(WORLD), 9, "bob", "meanwhile", AT)
+    document = law_document.encode(law_document.document_of(WORLD), 9, "bob", "meanwhile", AT)
     trim = room.newest_law
 
     async def meanwhile(store, *given):
@@ -194,10 +194,10 @@ def test_blank_reason_is_refused(cli, stands, law):
 
 
 def test_other_commands_use_the_law_in_etcd(capsys):
-    newer = policy.encode({"tenants": [policy.document_of(WORLD)["tenants"][1]]}, 5, "ann", "x", AT)
+    newer = law_document.encode({"tenants": [law_document.document_of(WORLD)["tenants"][1]]}, 5, "ann", "x", AT)
     assert set(room.under(WORLD, newer).tenants) == {"eu-only"}
     assert room.under(WORLD, None) is WORLD
-    assert room.under(WORLD, policy.encode(policy.document_of(WORLD), 1, "ann", "x", AT)) is WORLD
+    assert room.under(WORLD, law_document.encode(law_document.document_of(WORLD), 1, "ann", "x", AT)) is WORLD
     assert capsys.readouterr().err == ""
     assert room.under(WORLD, b"{") is WORLD
     assert "cannot be read" in capsys.readouterr().err
@@ -237,7 +237,7 @@ def test_with_a_key_what_is_set_is_signed_and_shown_to_be(cli, stands, law, keys
     assert [one["epoch"] for one in json.loads(cli.run("law", "history", "--json").stdout)["law"]] == [3, 2]
     good = cli.run("law", "verify", "--public", str(keys / "ops.pub"))
     assert (good.exit_code, "epoch 3, signed by ops: the signature is good" in good.stdout) == (0, True)
-    stands.put(LAW_KEY, policy.encode(policy.document_of(WORLD), 9, "eve", "mine", AT))
+    stands.put(LAW_KEY, law_document.encode(law_document.document_of(WORLD), 9, "eve", "mine", AT))
     bad = cli.run("law", "verify", "--public", str(keys / "ops.pub"), "--json")
     [output] = json.loads(bad.stdout)["law"]
     assert (bad.exit_code, output["good"], output["why"]) == (1, False, "it is not signed, and a law must be")

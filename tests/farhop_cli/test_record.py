@@ -71,6 +71,16 @@ def test_a_recording_without_requests_is_not_offered_to_be_played(
     assert "sim import" in capsys.readouterr().out
 
 
+def test_a_recording_without_requests_leaves_no_file_in_the_way_of_the_next_try(tmp_path: Path) -> None:
+    asked = ["record", "--admin", "http://127.0.0.1:9", "--for", "1s", "--out", str(tmp_path / "r.jsonl")]
+    for _ in range(2):
+        text = CliRunner().invoke(app(), [*asked, "--json"])
+        assert (text.exit_code, json.loads(text.stdout)["trace"]) == (3, None)
+        assert "cannot be reached" in text.stderr
+        assert list(tmp_path.iterdir()) == []
+    assert "record while clients ask" not in CliRunner().invoke(app(), asked).stdout  # that was not the reason
+
+
 @pytest.mark.parametrize(("length", "code"), [("1d", 0), ("25h", 2)])
 def test_longest_recording_equals_the_limit_in_the_help(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, length: str, code: int

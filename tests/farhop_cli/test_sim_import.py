@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from farhop_cli.main import app
-from farhop_lab.scenarios import load
+from farhop_lab.scenarios import load, work
 from farhop_lab.studies import routers
+from farhop_lab.workloads.program import Ask, Program
+from farhop_lab.workloads.prose import TOKEN_BYTES
 
 LINES = [
     {"timestamp": "2026-11-01T10:00:03Z", "usage": {"prompt_tokens": 500, "completion_tokens": 100},
@@ -51,6 +54,22 @@ def test_regions_that_are_recorded_are_kept(tmp_path: Path) -> None:
     assert text.exit_code == 0, text.output
     (work,) = load.find(str(out), routers.names()).doc.work
     assert (work.place, sorted(work.regions)) == ("recorded", ["tokyo", "virginia"])
+
+
+@pytest.mark.parametrize(
+    ("regions", "sites"),
+    [([], {"virginia", "frankfurt", "tokyo"}), (["--regions", "frankfurt"], {"frankfurt", "tokyo"})],
+)
+def test_a_region_without_clients_of_its_own_has_replicas_too(
+    tmp_path: Path, regions: list[str], sites: set[str]
+) -> None:
+    """Else a fleet with a single entry would be planned as if it had no other region to lose, or to spill to."""
+    out = tmp_path / "mine.yaml"
+    log = written(tmp_path / "own", [{**line, "region": "tokyo"} for line in LINES])
+    text = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out), *regions])
+    assert text.exit_code == 0, text.output
+    doc = load.find(str(out), routers.names()).doc
+    assert (set(doc.sites), doc.work[0].place, doc.work[0].regions) == (sites, "recorded", ["tokyo"])
 
 
 def test_missing_fields_of_the_log_are_reported(tmp_path: Path) -> None:
@@ -131,8 +150,8 @@ def test_a_trace_that_a_scenario_plays_as_it_stands_is_not_copied(tmp_path: Path
     tokens = {"mooncake": 700, "sessions": 709}[kind]
     assert (facts["requests"], facts["span_s"], facts["input_tokens_max"], facts["trace"]) == (2, 3.0, tokens, str(log))
     assert sorted(tmp_path.iterdir()) == [out, log]
-    (work,) = load.find(str(out), routers.names()).doc.work
-    assert (work.kind, work.path) == (kind, str(log))
+    (piece,) = load.find(str(out), routers.names()).doc.work
+    assert (piece.kind, piece.path) == (kind, str(log))
 
 
 def test_a_trace_with_fields_of_its_own_is_a_log(tmp_path: Path) -> None:
@@ -192,6 +211,22 @@ def test_requests_of_one_instant_count(tmp_path: Path) -> None:
     assert json.loads(ran.stdout)["cells"][0]["score"]["whole"]["asked"] == 3
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{"at_s": at, "input_tokens": 50, "output_tokens": 5} for at in (0, 3, 10, 10)],
+        [{"timestamp": at, "input_length": 9, "output_length": 5, "hash_ids": [7]} for at in (0, 3000, 9000, 9000)],
+    ],
+)
+def test_the_last_requests_of_a_log_are_played_too(tmp_path: Path, lines: list[dict[str, object]]) -> None:
+    """With stamps of whole seconds all those of the last one, with Mooncake's those of 3 s."""
+    out = tmp_path / "m.yaml"
+    CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", lines), "--out", str(out)])
+    ran = CliRunner().invoke(app(), ["sim", str(out), "--policy", "farhop", "--seeds", "1", "--json"])
+    (cell,) = json.loads(ran.stdout)["cells"]
+    assert cell["program_counts"]["asked"] == 4
+
+
 def test_import_lists_what_is_not_replayed_as_logged(tmp_path: Path) -> None:
     lines = [{"timestamp": at, "prompt_tokens": 5, "completion_tokens": 0, "session": "a"} for at in (0, 700_000)]
     out = tmp_path / "m.yaml"
@@ -200,6 +235,39 @@ def test_import_lists_what_is_not_replayed_as_logged(tmp_path: Path) -> None:
     empty, long = text.stderr.splitlines()
     assert "2 of 2 requests have a prompt or an answer of 0 tokens, which counts as 1" in empty
     assert "spans 700000 s, and the scenario plays its first 604800" in long
+
+
+@pytest.mark.parametrize(
+    ("session", "says", "played"),
+    [
+        ({"session": "a"}, "a session ends before such a one", [100_000]),
+        ({}, "they are cut to that", [100_000, 131_062]),
+    ],
+)
+def test_import_says_what_becomes_of_a_request_that_no_gpu_has_room_for(
+    tmp_path: Path, session: dict[str, str], says: str, played: list[int]
+) -> None:
+    lines = [
+        {"at_s": at, "input_tokens": tokens, "output_tokens": 10, **session}
+        for at, tokens in enumerate((100_000, 140_000))
+    ]
+    out = tmp_path / "m.yaml"
+    text = CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", lines), "--out", str(out)])
+    assert f"1 of 2 requests are longer than 131072 tokens: {says}" in text.stderr
+    (schedule,) = work.schedules(load.find(str(out), routers.names()).doc.work[0], "w", 1, 1.0, {}, tmp_path, 9.0)
+    assert [len(ask.prompt) // TOKEN_BYTES for start in schedule for ask in asks_of(start.make())] == played
+
+
+def asks_of(program: Program) -> list[Ask]:
+    """What a program asks if every answer is as long as it may be."""
+    asks: list[Ask] = []
+    answers: tuple[bytes, ...] | None = None
+    with suppress(StopIteration):
+        while True:
+            (ask,) = next(program) if answers is None else program.send(answers)
+            asks.append(ask)
+            answers = (b"x" * TOKEN_BYTES * ask.answer_tokens,)
+    return asks
 
 
 @pytest.mark.parametrize(
@@ -242,8 +310,8 @@ def test_regions_that_the_topology_has_not_may_be_ignored(tmp_path: Path) -> Non
     assert "names unknown region 'us-east-1'; the topology has: virginia, frankfurt, tokyo; give yours" in output.stderr
     assert output.stderr.endswith("by --topology, or ignore regions by --field region=-\n")
     assert CliRunner().invoke(app(), [*asked, "--field", "region=-"]).exit_code == 0
-    (work,) = load.find(str(out), routers.names()).doc.work
-    assert (work.place, work.regions) == ("uniform", ["tokyo"])
+    (piece,) = load.find(str(out), routers.names()).doc.work
+    assert (piece.place, piece.regions) == ("uniform", ["tokyo"])
 
 
 def test_a_log_that_names_some_regions_only_is_placed_evenly(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from farhop_drill.document import Drill, Names, read
-from topology import load as worlds
+from topology import load as topologies
 
-WORLD = worlds.load(worlds.shipped("three-regions"))
+WORLD = topologies.load(topologies.shipped("three-regions"))
 NAMES = Names(frozenset(WORLD.regions), frozenset(WORLD.tenants), frozenset({"virginia"}), frozenset({"main"}))
 
 

@@ -6,7 +6,7 @@ import pytest
 from drill_documents import WORLD
 
 from farhop_drill.oracle import Oracle
-from topology import policy
+from topology import law_document
 from topology.law import Law
 
 PLACES = {name: {one.country, *one.jurisdictions} for name, one in WORLD.regions.items()}
@@ -15,7 +15,7 @@ PLACES = {name: {one.country, *one.jurisdictions} for name, one in WORLD.regions
 @pytest.mark.parametrize("tenant", [*WORLD.tenants, "nobody"])
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "export-controlled-70b"])
 def test_the_oracle_agrees_with_the_law(tenant: str, model: str) -> None:
-    oracle = Oracle(PLACES, policy.document_of(WORLD))
+    oracle = Oracle(PLACES, law_document.document_of(WORLD))
     assert oracle.lawful(tenant, model) == Law(WORLD).verdict(tenant, model).lawful
 
 

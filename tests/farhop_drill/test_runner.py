@@ -20,7 +20,7 @@ from farhop_drill.records import DrillLock, Order, Records
 from farhop_drill.runner import LIVE_EVERY_S, STOP_POLL_S, TICK_S, DrilledFleet, Runner
 from farhop_drill.status_poller import StatusPoller
 from farhop_lab.memory_store import MemoryStore
-from topology import policy
+from topology import law_document
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -79,7 +79,7 @@ class Bench:
         poller.begin()
         return Runner(
             drill, HELD, Records(self.store),
-            DrilledFleet(self, self.look, poller, probe, Oracle(PLACES, policy.document_of(WORLD)), {}),
+            DrilledFleet(self, self.look, poller, probe, Oracle(PLACES, law_document.document_of(WORLD)), {}),
             outcome, clock, lambda _text: None,
         )  # fmt: skip
 

@@ -22,7 +22,7 @@ from global_lb.app.config import GlobalConfig
 from global_lb.app.main import GlobalBalancer
 from regional_lb.app.config import RegionalConfig
 from regional_lb.app.main import RegionalBalancer
-from topology import load as worlds
+from topology import load as topologies
 from topology.model import Topology
 
 MODEL = "llama-3.1-8b"
@@ -60,13 +60,13 @@ def topology(*tenants: dict[str, Any], entries: dict[str, list[str]] | None = No
 
 @cache
 def _shipped() -> str:
-    path = worlds.shipped("three-regions")
-    return json.dumps(worlds.document(path.read_text(), str(path)))
+    path = topologies.shipped("three-regions")
+    return json.dumps(topologies.document(path.read_text(), str(path)))
 
 
 @cache  # it is completely frozen, and dozens of tests use the same
 def _parsed(text: str) -> Topology:
-    return worlds.parse(text, "test")
+    return topologies.parse(text, "test")
 
 
 class Engine:
@@ -120,6 +120,8 @@ class Engine:
             )
         if self.behaviour == "error":
             return web.json_response({"error": {"message": self.complaint, "code": "bad"}}, status=self.status)
+        if self.behaviour == "page":
+            return web.Response(text="<html>who are you?</html>", content_type="text/html")
         if self.behaviour == "wait":
             await self.release.wait()
         if self.behaviour == "vanish":

@@ -32,7 +32,7 @@ from farhop_lab.world.etcd import EmbeddedEtcd
 from farhop_lab.world.ports import free_ports
 from global_lb.app.main import GlobalBalancer
 from regional_lb.app.main import RegionalBalancer
-from topology import load as worlds
+from topology import load as topologies
 from topology.model import Topology
 
 READS, ACTS = "r" * 32, "a" * 32
@@ -230,12 +230,12 @@ async def test_a_bundle_holds_what_a_report_needs_and_no_secret(fleet: Fleet) ->
 
 def of_virginia(entry: int) -> Topology:
     """A world of one region, whose entry has TLS."""
-    path = worlds.shipped("three-regions")
-    document = worlds.document(path.read_text(), str(path))
+    path = topologies.shipped("three-regions")
+    document = topologies.document(path.read_text(), str(path))
     virginia = next(one for one in document["regions"] if one["name"] == "virginia")
     document |= {"regions": [{**virginia, "entry": [f"https://127.0.0.1:{entry}"]}], "rtt_ms": {}}
     document["tenants"] = [tenant("acme")]
-    return worlds.parse(json.dumps(document), "test")
+    return topologies.parse(json.dumps(document), "test")
 
 
 async def process(*words: str, code: int = 0) -> str:

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from worlds import field, law, request
+from worlds import candidates, law, request
 
 from farhop.balance.prefix import chain
 from global_lb.routing.pick import pick
@@ -43,7 +43,7 @@ def decide(
     prompt_bytes = int(prompt_tokens * BYTES_PER_TOKEN)
     asked = request("a", prompt_bytes=prompt_bytes, body_bytes=prompt_bytes, tools=tools)
     fields = {"virginia": virginia, "tokyo": tokyo}
-    found = field(
+    found = candidates(
         asked, output_tokens, "virginia", **{name: _region(one, prompt_bytes) for name, one in fields.items()}
     )
     found.mean_work_bytes = None if usual_tokens is None else usual_tokens * BYTES_PER_TOKEN
@@ -52,7 +52,7 @@ def decide(
     decision = pick(
         found, law().request_verdict(asked), Route(RouteConfig(**(route or {}))), Random(1), 0.0, "virginia"
     )
-    return [(s.region, round(s.score)) for s in decision.field]
+    return [(s.region, round(s.score)) for s in decision.ranked]
 
 
 def test_worked_examples_match_the_policy() -> None:

@@ -1,8 +1,10 @@
-"""An engine that says that it takes no request now (it loads its model, or is full) did nothing for the one it refused:
-another replica, then another region, has it. If no other takes it, the engine's own words are the answer."""
+"""An engine that says that it takes no request now (it loads its model, or is full), or that it does not serve the
+model (any more), did nothing for the one it refused: another replica, then another region, has it. If no other takes
+it, the engine's own words are the answer."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from random import Random
 
@@ -17,6 +19,7 @@ from inprocess import (
     regional_config,
     send,
     streaming,
+    tenant,
     topology,
     until,
 )
@@ -26,12 +29,13 @@ from global_lb.app.main import GlobalBalancer
 from regional_lb.app.main import RegionalBalancer
 
 WORLD = topology()
-CASES = [(429, "engine_busy"), (503, "engine_unavailable")]
+CASES = [(404, "model_not_served_by_engine"), (429, "engine_busy"), (503, "engine_unavailable")]
+WORDS = {404: f"The model `{MODEL}` does not exist.", 429: "not now", 503: "not now"}
 
 
 def refuses(engine: Engine, status: int) -> None:
     """Have it refuse from now on, in words of its own."""
-    engine.behaviour, engine.status, engine.complaint = "error", status, "not now"
+    engine.behaviour, engine.status, engine.complaint = "error", status, WORDS[status]
 
 
 def ready(above: GlobalBalancer) -> set[str]:
@@ -73,13 +77,13 @@ async def test_engine_s_own_words_are_the_answer_if_no_other_takes_it(engine: En
         for port in (up.client, up.entry):
             engine.seen.clear()
             answer = await send(port, chat())
-            assert (answer.status, answer.json["error"]["message"]) == (status, "not now")
+            assert (answer.status, answer.json["error"]["message"]) == (status, WORDS[status])
             assert answer.headers["x-farhop-decision"]
             assert len(engine.seen) == 1, "the same engine is not asked again at once"
         assert f'outcome="{code}"' in up.regional.metrics.render().decode()
 
 
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", WORDS)
 async def test_what_no_engine_of_one_region_takes_now_another_region_serves(
     monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
@@ -104,4 +108,111 @@ async def test_what_no_engine_of_one_region_takes_now_another_region_serves(
         assert engines["virginia"].seen
         refuses(engines["frankfurt"], status)
         answer = await send(entry, chat())
-        assert (answer.status, answer.json["error"]["message"]) == (status, "not now")
+        assert (answer.status, answer.json["error"]["message"]) == (status, WORDS[status])
+
+
+async def test_engine_started_again_with_another_model_is_asked_at_once_what_it_serves(engine: Engine) -> None:
+    async with Engine().running() as other:
+        other.models = [{"id": MODEL}]
+        replicas = [
+            {"url": f"http://{engine.address}", "models": [MODEL], "name": "stays"},
+            {"url": f"http://{other.address}", "models": [], "name": "changes"},
+        ]
+        seldom = {"probe_s": 0.05, "scrape_s": 0.05, "models_s": 86400.0}
+        async with both(engine, WORLD, regional={"replicas": replicas, "watch": seldom}) as up:
+
+            def of(name: str) -> set[str]:
+                known = up.regional.flow.replicas.view.replicas.get(name)
+                return set() if known is None else set(known.models)
+
+            await until(lambda: of("changes") == {MODEL})
+            await until(lambda: all(r["state"] == "up" for r in up.regional.tier_admin.status()["replicas"]))
+            other.models = [{"id": "another"}]
+            refuses(other, 404)
+            while of("changes") != {"another"}:
+                assert (await send(up.entry, chat())).status == 200
+            asked = len(other.seen)
+            assert asked
+            assert {(await send(up.client, chat())).status for _ in range(8)} == {200}
+            assert len(other.seen) == asked
+            other.models, other.behaviour = [{"id": MODEL}], "serve"  # after it was not ready it is asked, too
+            other.healthy = False
+            await until(lambda: any(r["state"] != "up" for r in up.regional.tier_admin.status()["replicas"]))
+            other.healthy = True
+            await until(lambda: of("changes") == {MODEL})
+
+
+async def test_model_that_one_engine_lacks_and_another_does_not_take_now_is_no_missing_model(engine: Engine) -> None:
+    async with Engine().running() as other:
+        replicas = [
+            {"url": f"http://{one.address}", "models": [MODEL], "name": name}
+            for name, one in (("lacks", engine), ("loads", other))
+        ]
+        async with both(engine, WORLD, regional={"replicas": replicas}) as up:
+            await until(lambda: all(r["state"] == "up" for r in up.regional.tier_admin.status()["replicas"]))
+            refuses(engine, 404)
+            refuses(other, 503)
+            assert [(await send(port, chat())).status for port in (up.entry, up.client)] == [503, 503]
+            assert engine.seen
+            assert other.seen
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_path_that_one_engine_lacks_is_asked_for_at_another(engine: Engine, path: str) -> None:
+    """There is none that all engines have: one that embeds has none for chats."""
+    body = {"model": MODEL, "prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+    async with Engine().running() as other:
+        replicas = [
+            {"url": f"http://{one.address}", "models": [MODEL], "name": name}
+            for name, one in (("has", engine), ("lacks", other))
+        ]
+        async with both(engine, WORLD, regional={"replicas": replicas}) as up:
+            await until(lambda: all(r["state"] == "up" for r in up.regional.tier_admin.status()["replicas"]))
+            other.behaviour, other.status, other.complaint = "error", 404, "Not Found"
+            assert {(await send(up.client, chat(body=body, path=path))).status for _ in range(8)} == {200}
+            assert other.seen
+            engine.behaviour, engine.status, engine.complaint = "error", 404, "Not Found"
+            for port in (up.client, up.entry):
+                answer = await send(port, chat(body=body, path=path))
+                assert (answer.status, answer.code) == (501, "path_not_supported_by_engine")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_web_page_from_an_engine_s_address_is_no_answer(engine: Engine, stream: bool) -> None:
+    body = streaming() if stream else None
+    async with Engine().running() as other:
+        replicas = [
+            {"url": f"http://{one.address}", "models": [MODEL], "name": name}
+            for name, one in (("engine", engine), ("proxy", other))
+        ]
+        async with both(engine, WORLD, regional={"replicas": replicas}) as up:
+            await until(lambda: all(r["state"] == "up" for r in up.regional.tier_admin.status()["replicas"]))
+            other.behaviour = "page"
+            for port in (up.entry, up.client):
+                assert {(await send(port, chat(body=body))).status for _ in range(6)} == {200}
+            assert other.seen
+            engine.behaviour = "page"
+            answer = await send(up.client, chat(body=body))
+            assert (answer.status, answer.code) == (502, "no_engine_there")
+            assert "no_engine_there" in (await send(up.entry, chat(body=body))).json["error"]["message"]
+
+
+async def test_a_refused_request_has_the_next_process_there_say_what_it_serves_before_it_gets_work() -> None:
+    """Where the law has rules of models, and no connection rests there whose end would tell."""
+    world = topology(tenant("ruled", models={"secret": {"deny": ["us"]}}))
+    async with AsyncExitStack() as place:
+        engine = await place.enter_async_context(Engine().running())
+        engine.models = [{"id": MODEL}]
+        seldom = {"probe_s": 0.05, "scrape_s": 0.05}
+        async with both(engine, world, regional={"watch": seldom}) as up:
+            seen = up.regional.watcher._observed["one"]
+            await until(lambda: seen.able)
+            for task in seen.tasks:
+                task.cancel()  # nobody but requests looks there from now on
+            up.regional.watcher._pool.on_closed = lambda _address, _rested_s: None
+            await asyncio.wait(seen.tasks)
+            assert seen.able
+            await place.aclose()
+            assert (await send(up.client, chat())).status >= 500
+            await until(lambda: not seen.able)
+            assert not seen.models_known

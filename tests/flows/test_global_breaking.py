@@ -571,7 +571,7 @@ def slow(**config):
 
 def lost_worth_s(flow, region: str = "frankfurt") -> float:
     """What a request whose long prompt is cached in London would lose in another region."""
-    asked = flow.consider(request("probe", LONG), 0.0, frozenset({region})).asked
+    asked = flow.consider(request("probe", LONG), 0.0, frozenset({region})).candidates
     return asked.fill_up_ms(asked.at[region], LONG) / 1e3
 
 

@@ -54,7 +54,7 @@ def test_the_nearest_lawful_region_serves(play) -> None:
         address=instance("london").tier,
         promised_ttft_ms=pytest.approx(1.0 + 5.0 + 25.6),  # wire, wait, 256 tokens
         lawful=ALL,
-        reasons=lambda decision: [s.region for s in decision.field] == ["london", "frankfurt", "tokyo"],
+        reasons=lambda decision: [s.region for s in decision.ranked] == ["london", "frankfurt", "tokyo"],
     )
     book = play(flow).on(RequestArrived(request("a"))).expect(timer("a", at=LOOK_AGAIN_S), forward)
     serve(book, "a", 0.1)

@@ -45,7 +45,7 @@ def hot() -> GlobalFlow:
 
 def test_lasting_overload_spills_requests_and_is_explained(play) -> None:
     def reasons(decision) -> bool:
-        london = next(s for s in decision.field if s.region == "london")
+        london = next(s for s in decision.ranked if s.region == "london")
         return london.hot and london.penalty_ms == 300.0 and decision.spilled_from == "london"
 
     play(hot()).at(2.6).on(RequestArrived(request("a"))).expect(sent("a", "frankfurt", reasons=reasons))

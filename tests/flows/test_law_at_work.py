@@ -19,7 +19,7 @@ from farhop.store.contract import LAW_KEY, route_key
 from farhop.store.sealed import inner
 from farhop_lab.memory_store import MemoryStore
 from farhop_lab.world.ports import free_ports
-from topology import policy
+from topology import law_document
 
 ANYWHERE = {"processing": {"allow": ["world"]}}
 
@@ -50,7 +50,7 @@ class Etcd:
         """It stands there; `known`: both go by it."""
         await self._store.open()
         await self._store.put(
-            LAW_KEY, policy.encode({"tenants": tenants}, epoch, "ann", "drill", "2026-05-01T12:00:00Z")
+            LAW_KEY, law_document.encode({"tenants": tenants}, epoch, "ann", "drill", "2026-05-01T12:00:00Z")
         )
         if known:
             await until(lambda: {self._up.global_.flow.law.epoch, self._up.regional.flow.law.epoch} == {epoch})
@@ -352,7 +352,7 @@ async def test_invalid_or_older_law_is_reported_and_changes_nothing(up: Both) ->
     law_of_7 = etcd.stands()
     for text, reason, says in (
         (b'{"tenants": [{"name": "x"}]}', "law_malformed", "residency: missing"),
-        (policy.encode({"tenants": [tenant("x", residency={"processing": {"allow": ["mars"]}})]}, 8, "a", "w",
+        (law_document.encode({"tenants": [tenant("x", residency={"processing": {"allow": ["mars"]}})]}, 8, "a", "w",
                        "2026-05-01T12:00:00Z"), "law_malformed", 'unknown place "mars"'),
     ):  # fmt: skip
         await etcd.text(text)
@@ -362,7 +362,7 @@ async def test_invalid_or_older_law_is_reported_and_changes_nothing(up: Both) ->
             law = (await admin(port, "/status"))["law"]
             assert (law["epoch"], law["author"]) == (7, "ann")
     for bring, reason in (
-        (etcd.text(policy.encode({"tenants": [tenant("x")]}, 3, "a", "w", "2026-05-01T12:00:00Z")), "law_older"),
+        (etcd.text(law_document.encode({"tenants": [tenant("x")]}, 3, "a", "w", "2026-05-01T12:00:00Z")), "law_older"),
         (etcd.wiped(), "law_gone"),
     ):
         await bring

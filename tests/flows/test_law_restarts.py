@@ -24,7 +24,7 @@ from farhop.store.sealed import inner
 from farhop.store.state import StateDir
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from regional_lb.app.main import RegionalBalancer
-from topology import policy
+from topology import law_document
 from topology.law import Law
 
 WORLD = topology()
@@ -37,7 +37,7 @@ SIGNING = {"keys": {"ops": {"public": OPS.public, "may": ["law"]}}}
 
 def law(epoch: int, *tenants: dict[str, Any]) -> bytes:
     fields = {"tenants": list(tenants or (tenant("anywhere"),))}
-    return policy.encode(fields, epoch, "ann", "drill", "2026-05-01T12:00:00Z")
+    return law_document.encode(fields, epoch, "ann", "drill", "2026-05-01T12:00:00Z")
 
 
 @pytest.fixture(autouse=True)

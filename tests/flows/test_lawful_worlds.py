@@ -20,7 +20,7 @@ from farhop_lab.sim.sites import MODEL, Reporting, Watching, station
 from farhop_lab.sim.world import World
 from farhop_lab.studies.law_oracle import INSIDE, MAP, REGIONS, Document, lawful
 from farhop_lab.studies.law_worlds import a_key, a_rule
-from topology import policy
+from topology import law_document
 
 WORLDS = int(os.environ.get("FARHOP_LAW_WORLDS", "20"))
 BATCHES = max(2, WORLDS // 50)
@@ -108,7 +108,7 @@ class Play:
         rng = self.rng = Random(f"law {number}")
         first = a_document(rng, 3)
         self.oracle, self.documents = Oracle(first), [first]
-        world = policy.read(json.dumps(first).encode(), MAP, "test").over(MAP)
+        world = law_document.read(json.dumps(first).encode(), MAP, "test").over(MAP)
         site = station(2, 0.3, first_s=0.02)
         self.world = World(
             number, world, dict.fromkeys(REGIONS, site), reporting=Reporting(every_s=0.5), watching=WATCHING,

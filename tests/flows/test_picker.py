@@ -33,7 +33,7 @@ from farhop_lab.world.etcd import EmbeddedEtcd
 from farhop_lab.world.ports import free_ports
 from global_lb.app.main import GlobalBalancer
 from tests.conftest import NO_CERTIFICATES
-from topology import policy
+from topology import law_document
 
 pytestmark = pytest.mark.envoy
 STREAM = {"model": MODEL, "messages": [{"role": "user", "content": "x" * 2000}], "stream": True}
@@ -214,7 +214,7 @@ async def test_law_set_during_a_body_transfer_stops_it_at_the_gateway(
         asked = asyncio.create_task(send(port, chat(body=long)))
         await engine.asked.wait()
         narrowed = tenant("anywhere", residency={"processing": {"allow": ["world"], "deny": ["us"]}})
-        text = policy.encode({"tenants": [narrowed]}, 2, "ann", "drill", "2026-05-01T12:00:00Z")
+        text = law_document.encode({"tenants": [narrowed]}, 2, "ann", "drill", "2026-05-01T12:00:00Z")
         cluster.put(LAW_KEY, text)
         await until(lambda: one.balancer.flow.law.epoch == 2)
         refused = await asyncio.wait_for(asked, 10.0)

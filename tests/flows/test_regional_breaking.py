@@ -27,7 +27,7 @@ from farhop.balance.machine import (
 )
 from regional_lb.fleet.view import ReplicaProbed, ViewSwapped
 from regional_lb.scheduler.flow import MOVE_AGAIN_S
-from regional_lb.scheduler.refusals import Refusal, RefusalsChanged
+from regional_lb.scheduler.refusals import OrderedRefusal, RefusalsChanged
 from topology.law import Law
 from topology.model import Rule
 
@@ -514,15 +514,15 @@ def test_a_refusal_applies_to_new_requests_and_ends_by_itself(play) -> None:
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
-        .at(1.0).on(RefusalsChanged({MODEL: Refusal(1.0, 7.0, "a drill", "ann")})).expect()
+        .at(1.0).on(RefusalsChanged({MODEL: OrderedRefusal(1.0, 7.0, "a drill", "ann")})).expect()
         .on(AttemptBegan("a", 1, 200)).expect()
         .at(2.0).on(RequestArrived(request("b"))).expect(refused)
         .at(7.0).on(RequestArrived(request("c"))).expect(sent("c", "r1"))  # whatever set it is gone
         .on(AttemptEnded("a", 1, 200, None)).expect()
         .on(AttemptEnded("c", 1, 200, None)).expect()
-        .on(RefusalsChanged({OTHER_MODEL: Refusal(1.0, 90.0, "a drill", "ann")})).expect()
+        .on(RefusalsChanged({OTHER_MODEL: OrderedRefusal(1.0, 90.0, "a drill", "ann")})).expect()
         .on(RequestArrived(request("d"))).expect(sent("d", "r1"))
-        .on(RefusalsChanged({"": Refusal(1.0, 90.0, "a drill", "ann")})).expect()
+        .on(RefusalsChanged({"": OrderedRefusal(1.0, 90.0, "a drill", "ann")})).expect()
         .on(RequestArrived(request("e"))).expect(answered("e", outcome.REFUSED_BY_OPERATOR))
         .on(RefusalsChanged({})).expect()
         .on(RequestArrived(request("f"))).expect(sent("f", "r1"))

@@ -28,7 +28,7 @@ from farhop.balance.machine import (
 )
 from regional_lb.fleet.view import ReplicaProbed
 from regional_lb.scheduler.flow import RegionalFlow
-from regional_lb.scheduler.refusals import Refusal, RefusalsChanged
+from regional_lb.scheduler.refusals import OrderedRefusal, RefusalsChanged
 from topology.law import Law
 from topology.model import Rule
 
@@ -108,7 +108,7 @@ def test_requests_that_waited_too_long_or_lost_their_replica_fall_back_to_anothe
 
 def test_model_refused_by_the_operator_falls_back_to_another() -> None:
     flow = fleet({BIG: 1, SMALL: 1})
-    flow.handle(RefusalsChanged({BIG: Refusal(1.0, 100.0, "a drill", "ann")}), 0.0)
+    flow.handle(RefusalsChanged({BIG: OrderedRefusal(1.0, 100.0, "a drill", "ann")}), 0.0)
     assert fallen(flow.handle(RequestArrived(auto("a", BIG, SMALL)), 1.0)).request.model == SMALL
     (answer,) = flow.handle(RequestArrived(request("b", model=BIG)), 1.0)
     assert isinstance(answer, Answer)

@@ -39,10 +39,10 @@ from global_lb.routing.policy import RouteConfig
 from global_lb.routing.routes import RoutesChanged
 from regional_lb.app.config import RegionalConfig
 from regional_lb.app.main import RegionalBalancer
-from topology import load as worlds
+from topology import load as topologies
 from topology.law import Law
+from topology.law_document import encode
 from topology.model import Rule
-from topology.policy import encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -54,7 +54,7 @@ class Files:
 
     def __init__(self, folder: Path, engine: Engine) -> None:
         self.map_file, self.above, self.below = (folder / name for name in ("world.yaml", "above.yaml", "below.yaml"))
-        self.world: dict[str, Any] = yaml.safe_load(worlds.shipped("three-regions").read_text())
+        self.world: dict[str, Any] = yaml.safe_load(topologies.shipped("three-regions").read_text())
         self.regions = {one["name"]: one for one in self.world["regions"]}
         topology = str(self.map_file)
         self.global_ = {**common("frankfurt", "g1"), "topology": topology, "listen": {"port": 0}}
@@ -88,9 +88,9 @@ async def living(files: Files, cluster: MemoryCluster | None = None) -> AsyncIte
     """Virginia's regional balancer and Frankfurt's global one, each as its file says."""
     cluster = cluster or MemoryCluster()
     low, high = load(RegionalConfig, files.below), load(GlobalConfig, files.above)
-    low_world = worlds.load(worlds.shipped("three-regions"))
+    low_world = topologies.load(topologies.shipped("three-regions"))
     below = RegionalBalancer(low, low_world, Random(1), MemoryStore(Random(2), cluster), files.below)
-    above = GlobalBalancer(high, stores.world(high), Random(3), MemoryStore(Random(4), cluster), files.above)
+    above = GlobalBalancer(high, stores.topology_of(high), Random(3), MemoryStore(Random(4), cluster), files.above)
     try:
         lines = (await below.open(), await above.open())
         yield Both(below, above, lines)

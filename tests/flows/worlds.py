@@ -14,7 +14,7 @@ from farhop.balance.machine import Address, Command, Redirect, Request
 from farhop.balance.prefix.chain import chain, seed_of
 from farhop.store.documents.report import COUNT_LIMIT, ModelReport
 from global_lb.fleet import view as global_view
-from global_lb.fleet.table import Field, Price, Table, row_of
+from global_lb.fleet.table import Candidates, Price, Table, row_of
 from global_lb.routing import flow as global_flow
 from global_lb.routing.routes import Routes
 from regional_lb.fleet import view as regional_view
@@ -203,7 +203,9 @@ def everywhere(**fields: Any) -> global_view.ViewSwapped:
     return seen(*(instance(region, **fields) for region in REGIONS))
 
 
-def field(asked: Request, output_tokens: float = 100.0, here: str = "london", /, **regions: dict[str, Any]) -> Field:
+def candidates(
+    asked: Request, output_tokens: float = 100.0, here: str = "london", /, **regions: dict[str, Any]
+) -> Candidates:
     """These regions with what is given of each: `rtt_ms`, `cache_hit_calibration`, `rates`, `depth`,
     `unacknowledged_bytes`, `usd_per_gpu_hour`, `egress_usd_per_gb`, and their capacity's fields."""
     about = {
@@ -236,7 +238,9 @@ def field(asked: Request, output_tokens: float = 100.0, here: str = "london", /,
         )
         rows.append((name, row))
     table.write(rows)
-    made = Field(asked, output_tokens, table.names, table.at, table.block, table.sent, table.here, table.token_least_ms)
+    made = Candidates(
+        asked, output_tokens, table.names, table.at, table.block, table.sent, table.here, table.token_least_ms
+    )
     made.hits({name: one["depth"] for name, one in regions.items() if one.get("depth")})
     made.moving, made.spill_ms = bool(table.moving), 300.0
     return made

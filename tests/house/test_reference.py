@@ -46,7 +46,7 @@ def test_every_field_of_a_topology_is_listed_with_what_it_is() -> None:
 
 def _is_a_part(one: object) -> bool:
     schema = reference.schema
-    return isinstance(one, type) and issubclass(one, schema.Doc) and one not in (schema.Doc, schema.PolicyDoc)
+    return isinstance(one, type) and issubclass(one, schema.Doc) and one not in (schema.Doc, schema.LawDoc)
 
 
 def test_metrics_that_the_documents_name_are_exposed() -> None:

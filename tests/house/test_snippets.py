@@ -19,7 +19,7 @@ from farhop_lab.scenarios import load as scenario
 from farhop_lab.studies import routers
 from global_lb.app.config import GlobalConfig
 from regional_lb.app.config import RegionalConfig
-from topology.schema import PolicyDoc, TopologyDoc
+from topology.schema import LawDoc, TopologyDoc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ class Contexts(BaseModel):
 
 
 PARTS: tuple[type[BaseModel], ...] = (
-    GlobalConfig, RegionalConfig, DnsConfig, ZoneConfig, AnycastConfig, TopologyDoc, PolicyDoc, Contexts,
+    GlobalConfig, RegionalConfig, DnsConfig, ZoneConfig, AnycastConfig, TopologyDoc, LawDoc, Contexts,
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from relay_wire import post, until
 
-from farhop.balance.limits import ByteBudget
+from farhop.balance.bounds import ByteBudget
 from farhop.relay.formats import bodies, cacheable, openai, resumption, shape
 from farhop.relay.formats.field_guard import KNOWN
 from farhop.relay.formats.paths import Kind

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from relay_wire import Line, post, until
 
-from farhop.balance.limits import SHARE, ByteBudget, Limit, SlotLimit
+from farhop.balance.bounds import SHARE, ByteBudget, Limit, SlotLimit
 from farhop.relay.http import listener
 from farhop.relay.http.connection import ClientLimits
 from farhop.relay.http.listener import ConnectionSlots

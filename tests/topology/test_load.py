@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topology.law import Law, Scope
+from topology.law_document import document_of, map_of
 from topology.load import document, load, parse, shipped, shipped_names
 from topology.model import Entry, Place
-from topology.policy import document_of, map_of
 from topology.problems import Problem, TopologyError
 
 TEXT = shipped("three-regions").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ TOKYO = Region("tokyo", "Tokyo", "jp", frozenset(), 35.68, 139.65)
 REGIONS = {"frankfurt": FRANKFURT, "tokyo": TOKYO}
 
 
-def test_wire_times_are_symmetric_whichever_way_they_were_given() -> None:
+def test_round_trip_times_are_symmetric_whichever_way_they_were_given() -> None:
     world = Topology("w", 1, REGIONS, rtt={("tokyo", "frankfurt"): 230.0})
     assert world.rtt_ms("tokyo", "frankfurt") == world.rtt_ms("frankfurt", "tokyo") == 230.0
 
@@ -28,7 +28,7 @@ def test_an_unknown_pair_is_an_error_naming_it(pair: tuple[str, str]) -> None:
 
 
 def test_two_times_for_one_pair_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"two wire times.*230.*231"):
+    with pytest.raises(ValueError, match=r"two round-trip times.*230.*231"):
         Topology("w", 1, REGIONS, rtt={("tokyo", "frankfurt"): 230.0, ("frankfurt", "tokyo"): 231.0})
 
 

@@ -85,7 +85,7 @@ def test_jurisdictions_in_a_circle(faults: Any) -> None:
     assert [problem.path for problem in faults(loop)] == ["jurisdictions[0].within"]
 
 
-def test_wire_times_missing_unknown_to_itself_and_in_conflict(faults: Any) -> None:
+def test_round_trip_times_missing_unknown_to_itself_and_in_conflict(faults: Any) -> None:
     def change(raw: dict[str, Any]) -> None:
         raw["rtt_ms"] = {
             "virginia": {"frankfurt": 91, "virginia": 1, "tokio": 1},

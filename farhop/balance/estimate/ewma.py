@@ -23,12 +23,10 @@ class PeakEwma:
 
     __slots__ = ("_last_s", "_tau_s", "value")
 
-    def __init__(self, tau_s: float, initial: float | None = None) -> None:
+    def __init__(self, tau_s: float) -> None:
         self._tau_s = _check_tau(tau_s)
         self._last_s: float | None = None
-        if initial is not None and not 0.0 <= initial < inf:
-            raise ValueError(f"initial must be a finite number of 0 or more, or None, not {initial!r}")
-        self.value: float | None = initial
+        self.value: float | None = None
 
     def update(self, value: float, now: float) -> bool:
         """Add a sample at `now`. Returns False, and changes nothing, if it is NaN, infinite or negative."""
@@ -60,31 +58,24 @@ class Mean:
     `lo` and `hi` are the domain, inclusive: a sample outside it is refused, not clamped, as it says nothing true.
     """
 
-    __slots__ = ("_hi", "_lo", "_sampled", "_weight", "value")
+    __slots__ = ("_hi", "_lo", "_weight", "value")
 
-    def __init__(self, weight: float, lo: float, hi: float, initial: float | None = None) -> None:
+    def __init__(self, weight: float, lo: float, hi: float) -> None:
         if not 0.0 < weight <= 1.0:
             raise ValueError(f"weight must be above 0 and at most 1, not {weight!r}")
         if not -inf < lo <= hi < inf:
             raise ValueError(f"lo and hi must be finite with lo <= hi, not {lo!r} and {hi!r}")
-        if initial is not None and not lo <= initial <= hi:
-            raise ValueError(f"initial must lie within {lo!r} and {hi!r}, not {initial!r}")
         self._weight = weight
         self._lo = lo
         self._hi = hi
-        self._sampled = False
-        self.value: float | None = initial
+        self.value: float | None = None
 
     def update(self, value: float) -> bool:
         """Add a sample. Returns False, and changes nothing, if it is NaN or outside the domain."""
         if not self._lo <= value <= self._hi:
             return False
         mean = self.value
-        if mean is None or not self._sampled:
-            self.value = value
-            self._sampled = True
-        else:
-            self.value = mean + self._weight * (value - mean)
+        self.value = value if mean is None else mean + self._weight * (value - mean)
         return True
 
 

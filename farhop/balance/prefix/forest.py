@@ -130,9 +130,9 @@ class Holders:
             self._ids[mask] = known
         return known
 
-    def release(self, set_id: int, count: int = 1) -> None:
-        """`count` nodes no longer refer to this set; an unused set is freed."""
-        self.counts[set_id] -= count
+    def release(self, set_id: int) -> None:
+        """A node no longer refers to this set; an unused set is freed."""
+        self.counts[set_id] -= 1
         if not self.counts[set_id]:
             del self._ids[self.masks[set_id]]
             self.masks[set_id] = 0

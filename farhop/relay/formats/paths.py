@@ -101,10 +101,6 @@ _STATEFUL = (
 _STATELESS = (b"/v1/responses/input_tokens", b"/v1/responses/compact")
 
 _CHATS = frozenset((Kind.CHAT, Kind.MESSAGES, Kind.RESPONSES, Kind.CHAT_BATCH))
-# Paths that not every engine of those we know speaks: its plain 404 says that, and nothing of the request.
-_OPTIONAL = frozenset((b"/v1/messages", b"/v1/messages/count_tokens", b"/v1/responses", b"/v1/chat/completions/batch",
-    b"/generative_scoring", b"/v1/embeddings", b"/v1/rerank", b"/v2/rerank", b"/rerank", b"/v1/score",
-    b"/score"))  # fmt: skip
 
 _ALLOWED = ", ".join(
     [path.decode() for path in _PATHS] + ["/v2/models/MODEL[/versions/N]/infer|generate|generate_stream"]
@@ -142,11 +138,6 @@ def advised(path: bytes) -> bytes | None:
     if not asked:
         return b"/v1/chat/completions"
     return asked if asked.startswith(b"/") else None
-
-
-def optional(path: bytes) -> bool:
-    """Whether there are engines, of those we know, that do not have this path."""
-    return path in _OPTIONAL
 
 
 def model_in(path: bytes) -> str:

@@ -30,27 +30,27 @@ _PIECES["delta"] = re.compile(rb'event: ?response\.output_text\.delta\r?\ndata: 
 _string = msgspec.json.Decoder(str)
 
 
-class Continuation(msgspec.Struct, frozen=True, gc=False):
-    """The tail at which a request's chain continues with its answer, and the key that says so."""
+class AnswerChain(msgspec.Struct, frozen=True, gc=False):
+    """What extends a request's prefix chain by its answer: the chain's tail, and the key of its text in events."""
 
     tail: Tail
     key: str
 
 
-def continuation(prompt: Prompt, nodes: tuple[int, ...], seed: int) -> Continuation | None:
+def answer_chain(prompt: Prompt, nodes: tuple[int, ...], seed: int) -> AnswerChain | None:
     """What is kept of the prompt whose chain is `nodes`, to extend the chain by the answer. None: the answer is not
     needed.
     """
     if prompt.answer is None:
         return None
-    return Continuation(chain.tail(prompt.canonical, nodes, seed, prompt.answer.opening), prompt.answer.key)
+    return AnswerChain(chain.tail(prompt.canonical, nodes, seed, prompt.answer.opening), prompt.answer.key)
 
 
 class Transcript(msgspec.Struct, eq=False, gc=False):
     """The text of one attempt's answer, as far as the next turn's prompt repeats it."""
 
-    _of: Continuation
-    _deaf: bool = False
+    _of: AnswerChain
+    _missed: bool = False
     pieces: bytearray = msgspec.field(default_factory=bytearray)  # as the engine wrote them, escapes and all
     _text: bytes = b""
 
@@ -64,7 +64,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
 
     def feed(self, events: bytes) -> None:
         """Take complete events of a stream."""
-        if self._deaf:
+        if self._missed:
             return
         pieces = self.pieces
         pieces += b"".join(_PIECES[self._of.key](events))
@@ -73,7 +73,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
 
     def add(self, piece: bytes) -> None:
         """The text of one event, as JSON spells it, from a caller that knows it already."""
-        if self._deaf:
+        if self._missed:
             return
         pieces = self.pieces
         pieces += piece
@@ -87,7 +87,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
 
     def miss(self) -> None:
         """Something passed unread: neither what was read before nor what follows can be used."""
-        self.pieces, self._deaf = bytearray(), True
+        self.pieces, self._missed = bytearray(), True
 
     def result(self) -> tuple[tuple[int, ...], int]:
         """At the end: the chain of prompt and answer, and the answer's bytes; () and 0 if unknown."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
-    from farhop.balance.limits import ByteBudget, SlotLimit
+    from farhop.balance.bounds import ByteBudget, SlotLimit
     from farhop.balance.outcome import Outcome
     from farhop.relay.answers import Reply
     from farhop.relay.http.cork import Cork

@@ -18,13 +18,13 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
-from farhop.balance.limits import SlotLimit
+from farhop.balance.bounds import SlotLimit
 from farhop.relay.http.connection import ClientConnection, ClientLimits, LargeBodyQueue
 from farhop.relay.http.cork import Cork
 from farhop.relay.http.tls import GIVES_WAY_S, Handshakes, client_of
 
 if TYPE_CHECKING:
-    from farhop.balance.limits import ByteBudget
+    from farhop.balance.bounds import ByteBudget
     from farhop.balance.outcome import Outcome
     from farhop.relay.http.exchange import RequestHandler
     from farhop.relay.http.tls import ListenerTls

@@ -12,11 +12,10 @@ from farhop.balance import machine, outcome
 from farhop.balance.health.inquiry import QUIET_S, Inquiry, stall_s
 from farhop.relay import answers
 from farhop.relay.active import DeclinedAnswer
-from farhop.relay.formats import paths
 from farhop.relay.formats.openai import without_salt
 from farhop.relay.formats.transcript import Transcript
 from farhop.relay.upstream import engine_faults, orca
-from farhop.relay.upstream.engine_faults import FaultTap, RefusalTap
+from farhop.relay.upstream.engine_faults import FaultTap, PageTap, RefusalTap
 from farhop.relay.upstream.tap import ERROR, BodyTap, EchoTap, StreamTap
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class AttemptOwner(Protocol):
     def answer_head(self, active: ActiveRequest, upstream_timing: bytes) -> bytes:
         """Our header lines on an answer that began. `upstream_timing` is the upstream's own server-timing."""
 
-    def is_dark(self, attempt: AttemptRun) -> bool:
+    def path_is_broken(self, attempt: AttemptRun) -> bool:
         """Whether the way to its upstream is broken now."""
 
     def began(self, attempt: AttemptRun, status: int, now: float) -> None:
@@ -123,7 +122,7 @@ class AttemptRun:
         self._onward = b""
         self._length: int | None = None
         self._tap: StreamTap | BodyTap | FaultTap | RefusalTap | None = None
-        self._transcript = Transcript(active.continuation) if active.continuation is not None else None
+        self._transcript = Transcript(active.answer_chain) if active.answer_chain is not None else None
         self._refusal: tuple[Outcome, float | None] | None = None
         self._over = self._paused = False
         self._recalled = False  # it may be sent nowhere again: the law forbids it now
@@ -172,7 +171,8 @@ class AttemptRun:
         if (load := known.get(orca.HEADER)) is not None and not self.owner.upstream_is_tier:
             self.load = orca.read(load)
         content_type = known.get(b"content-type", b"").lower()
-        if answer.status in (404, 405, 501) and self._may_be_unsupported():
+        # There are engines without any one of the paths: one that embeds has none for chats.
+        if answer.status in (404, 405, 501) and not self.owner.upstream_is_tier:
             self._tap = RefusalTap(engine_faults.is_unsupported, outcome.PATH_UNSUPPORTED)
         elif answer.status in engine_faults.TOO_LONG_STATUSES and self._may_be_held_elsewhere():
             self._tap = RefusalTap(engine_faults.is_too_long, outcome.TOO_LONG, salted=self._may_be_salted())
@@ -186,7 +186,7 @@ class AttemptRun:
             self._refusal = reason, None
         elif answer.status in engine_faults.FAULT_STATUSES and not self.owner.upstream_is_tier:
             self._tap = FaultTap()
-        elif answer.status in outcome.DECLINED_BY_STATUS:
+        elif answer.status == 404 or answer.status in outcome.DECLINED_BY_STATUS:
             self._tap = RefusalTap(None, None)
         elif content_type.startswith(b"text/event-stream"):
             self._tap, self.streams = StreamTap(self.active.hide_usage, self._transcript, self.active.geo), True
@@ -194,12 +194,10 @@ class AttemptRun:
             self._tap = EchoTap(self._transcript, self.active.geo)  # it becomes longer by what is repeated
         elif content_type.startswith(b"application/json"):
             self._tap, self._length = BodyTap(self._transcript), answer.length
+        elif content_type.startswith(b"text/html") and answer.status < 400:
+            self._tap, self._length = PageTap(), answer.length
         else:
             self._length = answer.length
-
-    def _may_be_unsupported(self) -> bool:
-        """Whether the path is one that not every engine has."""
-        return not self.owner.upstream_is_tier and paths.optional(self.active.exchange.head.path)
 
     def _may_be_held_elsewhere(self) -> bool:
         """Whether another target can hold longer requests."""
@@ -257,15 +255,24 @@ class AttemptRun:
         elif self.streams and ERROR in rest:
             rest = engine_faults.without_traces(rest)
         if not self.began:
-            if self._status in outcome.DECLINED_BY_STATUS and (self._tap is None or self._tap.fault is None):
-                self.active.declined = DeclinedAnswer(self._status, self._onward, rest)
-                self.owner.refused(self, outcome.DECLINED_BY_STATUS[self._status], None)
+            if (declined := self._why_declined(rest)) is not None:
+                # A model that one engine does not serve may still be another's that takes no request now.
+                if self._status != 404 or self.active.declined is None:
+                    self.active.declined = DeclinedAnswer(self._status, self._onward, rest)
+                self.owner.refused(self, declined, None)
                 return
             self._length, self.last_activity_at = len(rest), self.owner.clock()
             self._begin(rest)
         elif rest:
             self.active.exchange.write(rest)
         self.owner.ended(self, self._ended())
+
+    def _why_declined(self, body: bytes) -> Outcome | None:
+        """The outcome if an engine did nothing for the request, and another may."""
+        if self._status == 404:
+            return outcome.MODEL_NOT_SERVED if engine_faults.lacks_model(body) else None
+        broken = self._tap is not None and self._tap.fault is not None
+        return None if broken else outcome.DECLINED_BY_STATUS.get(self._status)
 
     def _asks_unsalted(self) -> bool:
         """Ask the same engine again, without the salt that it refused: it has none to keep caches apart by. False where
@@ -422,7 +429,7 @@ class AttemptRun:
         return waits and now - self.last_activity_at >= QUIET_S
 
     def on_inquiry_answer(self, asked_at: float, quiet_s: float | None, rtt_s: float) -> None:
-        """The upstream's answer to an inquiry about this attempt: see balance.inquiry."""
+        """The upstream's answer to an inquiry about this attempt: see farhop.balance.health.inquiry."""
         if self._over or self._paused:
             return
         if self.last_activity_at > asked_at:
@@ -442,7 +449,7 @@ class AttemptRun:
         if self.began:
             self._pause_s = max(self._pause_s, self._silent_s if silent_s < self._silent_s else 0.0)
             self._silent_s, most_s = silent_s, limits.between_bytes_s
-            if silent_s > (stall_s(self._pause_s, most_s) if self.owner.is_dark(self) else most_s):
+            if silent_s > (stall_s(self._pause_s, most_s) if self.owner.path_is_broken(self) else most_s):
                 self._give_up(outcome.STALLED)
         elif self.active.request.stream:
             if silent_s > limits.first_byte_s:

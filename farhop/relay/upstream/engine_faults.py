@@ -1,6 +1,6 @@
 """What an engine's answer says about the engine itself: out of GPU memory, its GPU or itself broken, a failure in a
-stream, or that it has no such path, cannot hold such a long request (another engine may), or takes no `cache_salt`; and
-whether its report of a failure is fit for clients.
+stream, or that it has no such path or model, cannot hold such a long request (another engine may), or takes no
+`cache_salt`; and whether its report of a failure is fit for clients.
 
 Only answers that are failures are looked at: bodies of a 5xx (and 424, as TGI words a failed generation), error events
 of a stream, and the refusals that RefusalTap is made for. Invariants: bounded bytes; of a failure, what a client or a
@@ -92,6 +92,8 @@ _TOO_LONG = re.compile(
     rb"|available context size|exceeds the maximum allowed length|exceeds maximum input length|max_seq_len"
     rb"|max_num_tokens|must have less than \d+ tokens|tokens \+ `?max_new_tokens`? must be"
 )
+# As vLLM, SGLang, LMDeploy, Triton, Ollama, llama.cpp and OpenAI's own API word it; in small letters.
+_NO_MODEL = re.compile(rb"model_not_found|unknown model|\bmodel\b[^\n]{0,300}?\b(?:does not exist|not found)\b")
 TOO_LONG_STATUSES = frozenset((400, 413, 422))
 """HTTP statuses by which engines refuse a request that is too long."""
 SALT_STATUSES = frozenset((400, 422))
@@ -108,15 +110,26 @@ _SALT_UNKNOWN = re.compile(
 
 
 def is_unsupported(body: bytes) -> bool:
-    """Whether a 404, 405 or 501 means that the engine has no such path."""
+    """Whether a 404, 405 or 501 means that the engine has no such path. HTML is from a web server, not an engine."""
     try:
         known: Any = any_json(body) if body else {}
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return body.strip() in (b"Not Found", b"404 page not found", b"File Not Found", b"404: Not Found")
+        plain = (b"Not Found", b"404 page not found", b"File Not Found", b"404: Not Found")
+        return body.strip() in plain or is_page(body)
     if isinstance(known, dict) and isinstance(error := known.get("error"), dict):  # llama.cpp's, and vLLM's own
         nowhere = error.get("message") in ("Not Found", "File Not Found")
         return nowhere or error.get("type") == "not_supported_error"
     return known == {} or known in _NOWHERE
+
+
+def is_page(body: bytes) -> bool:
+    """Whether it begins like HTML."""
+    return body.lstrip().startswith(b"<")
+
+
+def lacks_model(body: bytes) -> bool:
+    """Whether a 404 means that the engine does not serve the model."""
+    return _NO_MODEL.search(body.lower()) is not None
 
 
 def is_too_long(body: bytes) -> bool:
@@ -242,6 +255,25 @@ class RefusalTap:
         if self.salt_unknown:
             self.held = held
         return b"" if self.reason is not None or self.salt_unknown else held
+
+
+class PageTap(RefusalTap):
+    """For an answer that calls itself HTML: it is a refusal if it begins so. There are engines that call JSON so."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(is_page, outcome.NO_ENGINE_THERE)
+
+    def feed(self, data: bytes) -> bytes:
+        """Hold back what begins like HTML, as far as that is to be known."""
+        if self._passes or is_page(self.held):
+            return data if self._passes else b""
+        self.held += data
+        if is_page(self.held) or (not self.held.strip() and len(self.held) <= REFUSAL_BYTES_MAX):
+            return b""
+        self._passes, data, self.held = True, self.held, b""
+        return data
 
 
 class FaultTap:

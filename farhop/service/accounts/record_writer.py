@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from farhop.accounts import usage as records
-from farhop.accounts.audit import AuditLog, Decided, Event
+from farhop.accounts.audit import AuditEvent, AuditLog, Decided
 from farhop.accounts.segments import Bounds, Segments
 from farhop.accounts.tlog import LogError
 from farhop.balance import outcome
@@ -248,17 +248,17 @@ class RecordWriter:
             return
         self._law_logged = digest
         fields = {name: status[name] for name in ("epoch", "source", "author", "signed_by")}
-        self.audit.put(Event(_wall_s(), "law", {**fields, "sha256": digest.hex(), "as_written": bool(written)}))
+        self.audit.put(AuditEvent(_wall_s(), "law", {**fields, "sha256": digest.hex(), "as_written": bool(written)}))
 
     def acted(self, operator: str, what: str) -> None:
         """An operator used the admin port to change something."""
         if self.audit is not None:
-            self.audit.put(Event(_wall_s(), "operator", {"who": operator[:128], "what": what[:128]}))
+            self.audit.put(AuditEvent(_wall_s(), "operator", {"who": operator[:128], "what": what[:128]}))
 
     def reconfigured(self) -> None:
         """Record in the audit log that a configuration came into force."""
         if self.audit is not None:
-            self.audit.put(Event(_wall_s(), "configuration", {"epoch": self._law().epoch}))
+            self.audit.put(AuditEvent(_wall_s(), "configuration", {"epoch": self._law().epoch}))
 
     def _named(self, context: RequestContext, caller: Caller) -> str:
         """The user that the request's body names, if no token did."""

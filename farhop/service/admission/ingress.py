@@ -26,7 +26,7 @@ from farhop.identity.tenant_certificates import HEADER as CERTIFICATE
 from farhop.relay import answers
 from farhop.relay.formats import bodies, field_guard, model_list, openai, paths
 from farhop.relay.formats.paths import Kind, PathRefusal
-from farhop.relay.formats.transcript import continuation
+from farhop.relay.formats.transcript import answer_chain
 from farhop.service.admission.large_bodies import LARGE_BYTES
 from farhop.service.admission.prompt_tokens import RequestHolder
 from farhop.service.admission.request_reader import RefusedError, other_body, seed_of
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from farhop.relay.active import ActiveRequest
     from farhop.relay.answers import Reply
     from farhop.relay.formats.prompt import Prompt
-    from farhop.relay.formats.transcript import Continuation
+    from farhop.relay.formats.transcript import AnswerChain
     from farhop.relay.http.exchange import Exchange
     from farhop.relay.http.head import Head
     from farhop.service.admission.large_bodies import LargeBodyReader, ParsedBody
@@ -98,7 +98,7 @@ class RequestCarrier(RequestHolder, Protocol):
         hide_usage: bool,
         context: Any,
         arrived_at: float = 0.0,
-        continuation: Continuation | None = None,
+        answer_chain: AnswerChain | None = None,
         geo: str = "",
     ) -> None:
         """See relay.Relay."""
@@ -357,9 +357,9 @@ class Ingress:
                 geo=active.geo,
             )  # fmt: skip
 
-        if context.reserved is not None:
-            context.reserved.settle(None, outcome.NO_REGION, None)
-            context.reserved = None
+        if context.charge is not None:
+            context.charge.settle(None, outcome.NO_REGION, None)
+            context.charge = None
         # The other model's limits count though the first one's name had none.
         if self.limits is None or request.tenant not in self.limits.tenants or caller.charged:
             proceed(0.0)
@@ -412,7 +412,7 @@ class Ingress:
         if self.reader.to_engines and prompt.answer is not None:
             # A chain's last node is the seed of what follows: only where there is none is the first asked.
             seed = 0 if request.chain else seed_of(context.caller, prompt)
-            more = continuation(prompt, request.chain, seed)
+            more = answer_chain(prompt, request.chain, seed)
         self.relay.start(
             exchange,
             request,
@@ -420,6 +420,6 @@ class Ingress:
             hide_usage=prompt.hide_usage,
             context=context,
             arrived_at=since,
-            continuation=more,
+            answer_chain=more,
             geo="" if exchange.is_hop else prompt.preferences.geo,  # whom the client asked says it
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from farhop.balance.limits import ByteBudget, SlotLimit
+from farhop.balance.bounds import ByteBudget, SlotLimit
 from farhop.config import ConfigError
 from farhop.relay.http.connection import ClientLimits
 from farhop.relay.http.listener import ConnectionSlots, Listener
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from farhop.service.assembly.instruments import Instruments
     from farhop.service.config.certificates import Certificates, Files
     from farhop.service.config.endpoints import ConnectTls, Listen
-    from farhop.service.config.process import Entry, Limits, Process, ResumeConfig
+    from farhop.service.config.process import ClientListen, Limits, Process, ResumeConfig
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
     from topology.law import Law
@@ -160,7 +160,7 @@ def _descriptors() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-async def open_entry(listener: Listener, entry: Entry, ready: Callable[[], bool]) -> int:
+async def open_entry(listener: Listener, entry: ClientListen, ready: Callable[[], bool]) -> int:
     """Listen for clients; returns the port. A shared port is joined once a target is known, or after a while in any
     case: otherwise the kernel would send this instance its share of clients before it can serve them."""
     if entry.reuse_port:

@@ -158,22 +158,22 @@ class Reloader(Generic[C]):
     async def _take(self, path: Path) -> str:
         wanted = await asyncio.to_thread(load, self._kind, path)
         made, taken, waiting = merged(self.config, wanted, self._live)
-        world = await asyncio.to_thread(stores.world, made)
+        topology = await asyncio.to_thread(stores.topology_of, made)
         if self._clusters is not None:
-            hubs = self._clusters(made, world)
+            hubs = self._clusters(made, topology)
             waiting += [f"hubs.{name} of the topology" for name in sorted({*hubs, *self._hubs})
                         if hubs.get(name) != self._hubs.get(name)]  # fmt: skip
-        another = world != self.topology
+        another = topology != self.topology
         if taken or another:
-            put = await asyncio.to_thread(self._prepare, made, world)
+            put = await asyncio.to_thread(self._prepare, made, topology)
 
             def swap(law: Law) -> None:
                 put(law)
-                self.config, self.topology = made, world
+                self.config, self.topology = made, topology
                 self.generation, self._since = self.generation + 1, wall()
 
             if another:
-                await self._laws.remap(world, swap)
+                await self._laws.remap(topology, swap)
             else:
                 swap(self._laws.law)
             self._log_event("configuration in force", generation=self.generation, fields=_shortened(taken),

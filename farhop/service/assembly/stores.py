@@ -1,4 +1,4 @@
-"""Opens the sources of a process's world and documents: topology, etcd clusters, the copy on disk, the law.
+"""Opens the sources of a process's topology and documents: topology, etcd clusters, the copy on disk, the law.
 
 The input is a checked configuration. Never decides a default: defaults are declared with the fields.
 """
@@ -17,7 +17,7 @@ from farhop.store.disk_cache import DiskCachedStore, disk_cache_status
 from farhop.store.hubs import store_of, stores_of
 from farhop.store.sealed import Sealed, inner
 from farhop.store.state import StateDir
-from topology import load as worlds
+from topology import load as topologies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 NEAREST, NONE = "nearest", "none"  # instead of a remote hub's name
 
 
-def world(config: Member) -> Topology:
-    """The topology named: a file, or a ready-made world. Raises TopologyError or ConfigError."""
+def topology_of(config: Member) -> Topology:
+    """The topology named: a file, or a ready-made one. Raises TopologyError or ConfigError."""
     name = config.topology
-    path = Path(name) if name.endswith((".yaml", ".yml")) else worlds.shipped(name)
-    topology = worlds.load(path)
+    path = Path(name) if name.endswith((".yaml", ".yml")) else topologies.shipped(name)
+    topology = topologies.load(path)
     if config.region not in topology.regions:
         known = ", ".join(sorted(topology.regions))
         raise ConfigError("region", [f"{config.region!r} is not in topology {topology.name!r}; it has {known}"])
@@ -67,7 +67,7 @@ def hubs(config: Member, topology: Topology) -> dict[str, EtcdSettings]:
 
 
 def home_hubs(config: Member, topology: Topology, remote: str) -> dict[str, EtcdSettings]:
-    """Of those, the hub of this region and one more: the one named, or NEAREST by wire time, or NONE.
+    """Of those, the hub of this region and one more: the one named, or NEAREST by round-trip time, or NONE.
 
     A hub is as far as the nearest region that calls it its own. Raises ConfigError.
     """

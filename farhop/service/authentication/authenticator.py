@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from farhop.balance.model_facts import ModelFacts
-    from farhop.identity.api_keys import Tokens
+    from farhop.identity.api_keys import SignedTokens
     from farhop.identity.redirect_token import RedirectToken
     from farhop.identity.tenant_certificates import TenantCertificates
     from farhop.relay.answers import Reply
@@ -148,7 +148,7 @@ class KeyAuthenticator:
         self.certificates: TenantCertificates | None = None  # callers with a certificate and nothing else
         self._callers: dict[Principal, Caller] = {}  # under this law, for callers without wishes of their own
 
-    def also(self, issued: KeyBook, tokens: Tokens | None = None) -> None:
+    def also(self, issued: KeyBook, tokens: SignedTokens | None = None) -> None:
         """Also admit callers by the keys of this book, and by these tokens."""
         self._keyring = Keyring(self._holder.law.topology.key, issued.get, lambda: wall().timestamp(), tokens)
         issued.changes.append(self._issued_anew)
@@ -299,9 +299,9 @@ class KeyAuthenticator:
         why = verdict.why_not(self._region)
         if why is None:
             return None
-        world = law.topology
-        nearest = sorted(verdict.lawful, key=lambda name: (world.rtt_ms(self._region, name), name))
-        entry = next((url for name in nearest for url in world.regions[name].entry), None)
+        topology = law.topology
+        nearest = sorted(verdict.lawful, key=lambda name: (topology.rtt_ms(self._region, name), name))
+        entry = next((url for name in nearest for url in topology.regions[name].entry), None)
         if entry is None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, _UNREADABLE + why)
         return answers.redirect(entry.rstrip("/") + target.decode("latin-1"), outcome.ENTRY_FORBIDDEN)

@@ -14,7 +14,7 @@ import grpc
 from farhop.identity import certificate_names
 
 if TYPE_CHECKING:
-    from farhop.identity.certificate_names import Peer, Tier
+    from farhop.identity.certificate_names import BalancerIdentity, Tier
     from farhop.service.config.endpoints import Listen
 
 
@@ -24,7 +24,9 @@ class PeerAuthenticator:
     def __init__(self, trust_domain: str, *, mutual: bool) -> None:
         self._trust_domain, self.mutual = trust_domain, mutual
 
-    async def proven(self, context: Any, tier: Tier | None = None, region: str | None = None) -> Peer | None:
+    async def proven(
+        self, context: Any, tier: Tier | None = None, region: str | None = None
+    ) -> BalancerIdentity | None:
         """The gRPC caller's identity; None if none need be proven.
 
         Aborts the call (PERMISSION_DENIED) if the caller is not of this tier and region, as far as these are given.

@@ -147,7 +147,7 @@ def _is_any(host: str) -> bool:
         return False
 
 
-class Entry(Listen):
+class ClientListen(Listen):
     """The listener for clients. With `reuse_port` several instances share the port; each of them must set it."""
 
     reuse_port: bool = False

@@ -20,7 +20,7 @@ LINES_MAX = 16
 NAMES_MAX = 8
 
 
-class Move(NamedTuple):
+class LawfulChange(NamedTuple):
     """Regions that become lawful for a tenant, or are no more. `model`, `key`: "" where its own rule decides."""
 
     tenant: str
@@ -43,14 +43,14 @@ class Move(NamedTuple):
 # -- a law in the place of another
 
 
-def moved(before: Topology, after: Topology) -> list[Move]:
+def moved(before: Topology, after: Topology) -> list[LawfulChange]:
     """The regions that are lawful under one law and not under the other: by tenant, and separately for models and keys
     that differ from their tenant."""
     then, now = Law(before), Law(after)
-    moves: list[Move] = []
+    moves: list[LawfulChange] = []
     for name in sorted({*before.tenants, *after.tenants}):
         old, new = before.tenants.get(name), after.tenants.get(name)
-        alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Move]] = {}
+        alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[LawfulChange]] = {}
         for scope in Scope:
             if (one := _move(then, now, name, scope)) is not None:
                 alike.setdefault((one.gained, one.lost), []).append(one)
@@ -65,12 +65,12 @@ def moved(before: Topology, after: Topology) -> list[Move]:
     return moves
 
 
-def _move(then: Law, now: Law, tenant: str, scope: Scope, model: str = "", key: str = "") -> Move | None:
+def _move(then: Law, now: Law, tenant: str, scope: Scope, model: str = "", key: str = "") -> LawfulChange | None:
     was = then.verdict(tenant, model, scope, key=key).lawful
     is_now = now.verdict(tenant, model, scope, key=key).lawful
     if was == is_now:
         return None
-    return Move(tenant, str(scope), model, key, tuple(sorted(is_now - was)), tuple(sorted(was - is_now)))
+    return LawfulChange(tenant, str(scope), model, key, tuple(sorted(is_now - was)), tuple(sorted(was - is_now)))
 
 
 def stranded(before: Topology, after: Topology, statuses: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -3,7 +3,7 @@
 A law comes from a hub, from this process's own disk, or from a balancer that has a later one. Invariants: the epoch
 only moves forward, whatever etcd holds after a wipe or a restore, and also through restarts if there is a disk to keep
 the newest epoch on (until a law of that epoch is here, nothing is lawful); a document that is not signed as configured,
-does not parse, or names things that this world lacks changes nothing, and the last good law stays in force; every
+does not parse, or names things that this topology lacks changes nothing, and the last good law stays in force; every
 ignored document is counted, logged and shown; losing etcd changes nothing. A hub that holds an older law than ours, or
 none, is given ours by compare-and-set. The map under the law changes only if the new map fits the law and widens
 nothing (topology.remap). Authors' clocks are shown and never compared. Never decides about a request.
@@ -22,7 +22,7 @@ from farhop.store.contract import LAW_KEY, ChangeKind, StoreError
 from farhop.store.envelope import NO_KEYS, EnvelopeError, bare
 from farhop.store.merge import stamp
 from farhop.store.state import StateError
-from topology import policy
+from topology import law_document
 from topology.law import Law
 from topology.problems import Problem, TopologyError
 from topology.remap import fits
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from farhop.store.state import StateDir
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
+    from topology.law_document import LawDocument
     from topology.model import Region, Topology
-    from topology.policy import Policy
 
 INLINE_BYTES_MAX = 16 * 1024  # read on the loop, in about 20 ms; a larger document is read in a thread
 PROBLEMS_SHOWN_MAX = 20
@@ -53,7 +53,7 @@ class _Read(msgspec.Struct, frozen=True):
     """A law as written, and as read; `key` is the name of the key that signed it."""
 
     written: bytes
-    policy: Policy
+    document: LawDocument
     key: str
 
 
@@ -90,9 +90,9 @@ class LawBook:
     ) -> None:
         self._stores, self.adopt, self._refused, self._log = stores, adopt, refused, log
         self._keys, self._state, self._rng = keys, state, rng
-        self.law, self._world = law, law.topology
+        self.law, self._topology = law, law.topology
         self._held: _Read | None = None
-        self._source = f"topology {self._world.name}"
+        self._source = f"topology {self._topology.name}"
         self._gone: dict[str, Region] = {}  # regions that left the map under this law, in their last state
         self._floor = 0  # nothing is lawful here before a law of this epoch is in force
         self._hubs = {name: _Hub() for name in (stores or (_HUB,))}
@@ -129,7 +129,7 @@ class LawBook:
     def _withhold(self, epoch: int, problems: list[str]) -> None:
         """A law of this epoch was in force and cannot be read: no older law takes its place."""
         self._floor, self._trouble = epoch, self._shortened(problems)
-        self.law = Law(replace(self._world, epoch=epoch, tenants={}, models={}))
+        self.law = Law(replace(self._topology, epoch=epoch, tenants={}, models={}))
         self._source = "nowhere: nothing is lawful until the last law in force, or a later one, is received"
         self._log_problems("law withheld", problems)
         self.adopt(self.law)
@@ -142,49 +142,53 @@ class LawBook:
 
     # -- the map
 
-    async def remap(self, world: Topology, swap: Callable[[Law], None]) -> None:
+    async def remap(self, topology: Topology, swap: Callable[[Law], None]) -> None:
         """Switch to another map, and to the law in its file if that is later than ours. `swap` is called once, with the
         law over the new map, and replaces everything before anything else runs; `adopt` is not called. Raises
         TopologyError; then nothing has changed."""
         async with self._taking:
-            law = await asyncio.to_thread(self._over, world)
+            law = await asyncio.to_thread(self._over, topology)
             if law.epoch > self.law.epoch:
-                self._held, self._source, self._floor, self._gone = None, f"topology {world.name}", 0, {}
+                self._held, self._source, self._floor, self._gone = None, f"topology {topology.name}", 0, {}
                 self._ahead = {who: epoch for who, epoch in self._ahead.items() if epoch > law.epoch}
             else:
                 left = self.law.topology.regions
-                self._gone = {name: one for name, one in (self._gone | dict(left)).items() if name not in world.regions}
+                self._gone = {
+                    name: one for name, one in (self._gone | dict(left)).items() if name not in topology.regions
+                }
                 if self._held is None and not self._floor:
-                    self._source = f"topology {world.name}"
-            self._world, self.law = world, law
+                    self._source = f"topology {topology.name}"
+            self._topology, self.law = topology, law
             swap(law)
             for name, hub in self._hubs.items():  # a law that did not fit the old map may fit this one
                 if hub.answered and hub.lost is None:
                     self._compare(name, await self._judged(hub.seen))
 
-    def _over(self, world: Topology) -> Law:
+    def _over(self, topology: Topology) -> Law:
         """The law in force over another map, or the law in the map's own file if it is later. Raises TopologyError."""
-        filed, epoch, source = self._world, self.law.epoch, f"topology {world.name}"
-        if world.epoch < filed.epoch:
-            fault = Problem("epoch", f"was {filed.epoch} and is {world.epoch}", "epochs only increase: raise it")
+        filed, epoch, source = self._topology, self.law.epoch, f"topology {topology.name}"
+        if topology.epoch < filed.epoch:
+            fault = Problem("epoch", f"was {filed.epoch} and is {topology.epoch}", "epochs only increase: raise it")
             raise TopologyError(source, [fault])
-        if world.epoch == filed.epoch and (world.tenants, world.models) != (filed.tenants, filed.models):
+        if topology.epoch == filed.epoch and (topology.tenants, topology.models) != (filed.tenants, filed.models):
             remedy = f"raise it above {max(filed.epoch, epoch)}, or set the law with `farhop law set`"
             raise TopologyError(
                 source, [Problem("epoch", "is unchanged, though `tenants` or `models` changed", remedy)]
             )
-        if filed.epoch < world.epoch == epoch:
+        if filed.epoch < topology.epoch == epoch:
             remedy = f"raise it above {epoch}, or leave it as it was"
             raise TopologyError(source, [Problem("epoch", "another law of this epoch is in force", remedy)])
-        if world.epoch > epoch:
-            return Law(world)
+        if topology.epoch > epoch:
+            return Law(topology)
         if self._floor:
-            return Law(replace(world, epoch=epoch, tenants={}, models={}))
+            return Law(replace(topology, epoch=epoch, tenants={}, models={}))
         if self._held is None:
-            law = Law(world)
+            law = Law(topology)
         else:
-            policy.read(bare(self._held.written), world, f"{source}, under the law of epoch {epoch} ({self._source})")
-            law = Law(self._held.policy.over(world))
+            law_document.read(
+                bare(self._held.written), topology, f"{source}, under the law of epoch {epoch} ({self._source})"
+            )
+            law = Law(self._held.document.over(topology))
         if problems := fits(self.law, self._gone, law):
             raise TopologyError(source, problems)
         return law
@@ -239,7 +243,7 @@ class LawBook:
             return None
         try:
             opened = self._keys.open(LAW_KEY, written)
-            return _Read(written, policy.read(opened.document, self._world, LAW_KEY), opened.key)
+            return _Read(written, law_document.read(opened.document, self._topology, LAW_KEY), opened.key)
         except (TopologyError, EnvelopeError) as error:
             return error
 
@@ -257,10 +261,10 @@ class LawBook:
         """Whether this law should come into force."""
         if not isinstance(judged, _Read):
             return False
-        epoch, held = judged.policy.epoch, self.law.topology
+        epoch, held = judged.document.epoch, self.law.topology
         if epoch != self.law.epoch or self._floor:
             return epoch >= self.law.epoch
-        same = judged.policy.tenants == held.tenants and judged.policy.models == held.models
+        same = judged.document.tenants == held.tenants and judged.document.models == held.models
         return same and (self._held is None or (bool(judged.key) and not self._held.key))
 
     def _compare(self, name: str, judged: _Read | TopologyError | EnvelopeError | None) -> None:
@@ -294,18 +298,18 @@ class LawBook:
 
     def _is_ours(self, read: _Read) -> bool:
         held = self.law.topology
-        return read.policy.epoch == self.law.epoch and (
-            read.policy.tenants == held.tenants and read.policy.models == held.models
+        return read.document.epoch == self.law.epoch and (
+            read.document.tenants == held.tenants and read.document.models == held.models
         )
 
     def _take_in(self, read: _Read, source: str) -> None:
-        if read.policy.epoch > self.law.epoch or self._floor:
-            self.law, self._gone = Law(read.policy.over(self._world)), {}
+        if read.document.epoch > self.law.epoch or self._floor:
+            self.law, self._gone = Law(read.document.over(self._topology)), {}
         self._held, self._source, self._floor = read, source, 0
         self._ahead = {who: epoch for who, epoch in self._ahead.items() if epoch > self.law.epoch}
         if self._log is not None:
-            fields = {"epoch": read.policy.epoch, "author": read.policy.author, "why": read.policy.why}
-            self._log.warning("law in force", str(read.policy.epoch), **fields)
+            fields = {"epoch": read.document.epoch, "author": read.document.author, "why": read.document.why}
+            self._log.warning("law in force", str(read.document.epoch), **fields)
         self.adopt(self.law)
         for hub in self._hubs.values():
             # A new law is written to the hubs one by one: a late hub is not a problem yet.
@@ -438,7 +442,7 @@ class LawBook:
 
     def status(self) -> dict[str, Any]:
         """For operators: the law in force, its source, and problems of the documents in etcd."""
-        read = self._held.policy if self._held is not None and not self._floor else None
+        read = self._held.document if self._held is not None and not self._floor else None
         lost = [hub.lost if len(self._hubs) == 1 else f"{n}: {hub.lost}" for n, hub in self._hubs.items() if hub.lost]
         fields: dict[str, Any] = {
             "epoch": self.law.epoch,
@@ -460,11 +464,11 @@ class LawBook:
 
     def document(self) -> dict[str, Any]:
         """The whole law in force, with keys as hashes."""
-        return {**self.status(), **policy.document_of(self.law.topology)}
+        return {**self.status(), **law_document.document_of(self.law.topology)}
 
     def topology(self) -> dict[str, Any]:
         """The topology in use, with its own law, as a document; keys are hashes only."""
-        return {**policy.map_of(self._world), **policy.document_of(self._world)}
+        return {**law_document.map_of(self._topology), **law_document.document_of(self._topology)}
 
     def observe(self, metrics: TierMetrics) -> None:
         """Export the law's epoch and state as metrics."""

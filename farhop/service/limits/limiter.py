@@ -1,11 +1,11 @@
 """Enforces tenants' limits: units are lent by each tenant's root, taken by requests, and returned when requests end.
 
 A request takes units lent to this balancer, in memory. If these do not suffice, it waits up to WAIT_S for an exchange
-with the root, which it triggers and all waiting requests share. `book` holds the limits, `match` finds
-those of a request, `answers` informs the client. Invariants: a tenant without limits costs one look-up; a
-reservation is settled once, whatever became of its request; the loans of a root that cannot be reached expire
-(balance.quota), and `safe` parts go on; money is in microdollars, by this process's price book, and a model without a
-price is never admitted if money is limited. Never writes to etcd.
+with the root, which it triggers and all waiting requests share. `book` holds the limits, `match` finds those of a
+request, `answers` informs the client. Invariants: a tenant without limits costs one look-up; a charge is settled once,
+whatever became of its request; the loans of a root that cannot be reached expire (balance.quota), and `safe` parts go
+on; money is in microdollars, by this process's price book, and a model without a price is never admitted if money is
+limited. Never writes to etcd.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _ask_bytes(bucket: str) -> int:
     return len(bucket.encode("utf-8", "surrogatepass")) + _WANT_BYTES
 
 
-class Reservation:
+class Charge:
     """The units that a request took, until they are settled. `limits` are for the headers of its answer."""
 
     __slots__ = ("_amounts", "_clock", "_matched", "_taken")
@@ -245,7 +245,7 @@ class Limiter:
     def admit(
         self, context: Any, request: Request, user: str = "", *, waits: bool = True
     ) -> Reply | asyncio.Future[None] | None:
-        """Take the units that a request may use, into `context.reserved`. Returns None: it may go on; a Reply: it may
+        """Take the units that a request may use, into `context.charge`. Returns None: it may go on; a Reply: it may
         not; a future: ask again, with `waits` False, once that is done. `user` is the user that the request names, if
         no token did."""
         tenant = request.tenant
@@ -274,7 +274,7 @@ class Limiter:
             if not holding.fits(amounts[kind], now):
                 return self._short(matched, amounts, now, waits=waits)
         taken = [(kind, holding.take(amounts[kind]), holding) for kind, _, _, holding in matched.of]
-        context.reserved = Reservation(matched, amounts, taken, self._clock)
+        context.charge = Charge(matched, amounts, taken, self._clock)
         return None
 
     def _short(self, matched: Matched, amounts: Amounts, now: float, *, waits: bool) -> Reply | asyncio.Future[None]:

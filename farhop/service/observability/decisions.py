@@ -38,7 +38,7 @@ class Reasons(Protocol):
         """How long the first token was expected to take from there."""
 
 
-class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
+class DecisionRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A request that is over, as the decisions keep it: called, it is spelled out for `explain`.
 
     Of the request only this: the ring holds many records, and a chain or a stranger's long name is large. Few objects,

@@ -15,7 +15,7 @@ from farhop.balance import model_steps, outcome
 from farhop.balance.machine import Usage
 from farhop.balance.outcome import Source
 from farhop.service.authentication.authenticator import Caller
-from farhop.service.observability.decisions import Record
+from farhop.service.observability.decisions import DecisionRecord
 from farhop.service.process.tasks import Tasks, in_turns
 from farhop.telemetry import attributes as a
 from farhop.telemetry import context as trace_context
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from farhop.relay.formats.paths import Kind
     from farhop.relay.http.head import Head
     from farhop.service.authentication.authenticator import LawHolder
-    from farhop.service.limits.limiter import Reservation
+    from farhop.service.limits.limiter import Charge
     from farhop.service.observability.decisions import Decisions, Reasons
-    from farhop.service.observability.recorder import Recorder
+    from farhop.service.observability.workload_recorder import WorkloadRecorder
     from farhop.service.process.clock import Clock
     from farhop.telemetry.attributes import Value
     from farhop.telemetry.logs import Throttled
@@ -105,7 +105,7 @@ class RequestContext(msgspec.Struct, eq=False):
     given: CacheUse | None = None  # set if answers may be reused
     decided: Any = None  # the last decision that has a span
     caller: Caller | None = None
-    reserved: Reservation | None = None  # units taken from the tenant's limits
+    charge: Charge | None = None  # units taken from the tenant's limits
     kind: Kind | None = None
     decision_id: str = ""
     user: str = ""  # the user that its body names
@@ -155,7 +155,7 @@ class RequestTelemetry:
         self.collector = ""  # the region where spans are sent; "": this one; the tier sets it
         self._kept_under: Law | None = None  # the law in force at its last change
         self._tasks = Tasks()
-        self.recorder: Recorder | None = None  # where requests come in; the tier sets it
+        self.recorder: WorkloadRecorder | None = None  # where requests come in; the tier sets it
         self.accounts: Accounting | None = None  # where usage or audit is written; the tier sets it
         self.hops: dict[
             tuple[str, str], RequestContext
@@ -235,7 +235,7 @@ class RequestTelemetry:
         """
         judged: dict[tuple[Any, ...], bool] = {}  # few, where clients do not narrow each request otherwise
 
-        def may_stay(record: Record) -> bool:
+        def may_stay(record: DecisionRecord) -> bool:
             asked = record.tenant, record.key, record.narrow, record.model, record.asked_for
             stays = judged.get(asked)
             if stays is None:
@@ -373,7 +373,9 @@ class RequestTelemetry:
         self._keep(context, active.request, active.reasons, reason, status, now, usage, ttft_ms)
         self._finish(context, reason, status, now, active, usage)
 
-    def _record(self, recorder: Recorder, request: Request, arrived_at: float, now: float, usage: Usage | None) -> None:
+    def _record(
+        self, recorder: WorkloadRecorder, request: Request, arrived_at: float, now: float, usage: Usage | None
+    ) -> None:
         """Add it to the recordings under way. Its blocks only where the law allows hints of it: with a recording's salt
         one can look for a text among its fingerprints."""
         if self.under is not None and recorder.region not in self.under.law.request_verdict(request, _HINTS).lawful:
@@ -426,8 +428,8 @@ class RequestTelemetry:
         if context.over:
             return
         context.over, context.active = True, None
-        if context.reserved is not None:
-            context.reserved.settle(active, reason, usage)
+        if context.charge is not None:
+            context.charge.settle(active, reason, usage)
         if context.caller is not None and context.caller.attempt:
             self.hops.pop((context.caller.issuer, context.caller.attempt), None)
         ttft_s = tpot_s = None
@@ -481,7 +483,7 @@ class RequestTelemetry:
         if not context.recorded:
             return
         # Of the request only this: the ring holds many records, and a chain or a stranger's long name is large.
-        record = Record(
+        record = DecisionRecord(
             decision_id=context.decision_id,
             traceparent=context.trace.traceparent,
             at=context.arrived_at,

@@ -1,4 +1,4 @@
-"""GORGO (arXiv 2602.11688): wire time, prefill and queue added up, the least of all engines.
+"""GORGO (arXiv 2602.11688): round-trip time, prefill and queue added up, the least of all engines.
 
 Central, as in its author's package (gorgo-lb 0.2.0, `gorgo-2d`; a test holds it against that, score by score):
 score(u) = w_rtt rtt_ms(u) + prefill_rate uncached_tokens(u) + queue_rate w_queue queued_tokens(u). The published

@@ -1,4 +1,4 @@
-"""The interface of a policy: it scores the regions of a field for one request, and says which count as equal and as
+"""The interface of a policy: it scores the candidates for one request, and says which count as equal and as
 full.
 
 Invariants: scoring writes nothing (`explain` asks, too) and a policy keeps nothing of requests; it never filters: law,
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from global_lb.fleet.table import Column, Field, Scored
+    from global_lb.fleet.table import Candidates, Column, Scored
 
-TIE_MS = 1.0  # below what a wire time is known to
+TIE_MS = 1.0  # no round-trip time is known more exactly
 
 
 class Policy(ABC):
@@ -27,7 +27,7 @@ class Policy(ABC):
 
     `in_ms`: a penalty, bias or price adds milliseconds; in any other unit, hot regions come after all others. `ties`:
     how much worse than the best, in its unit, still counts as equal; `uncertain_waits`: the uncertainty of the waits
-    counts as equal, too. `replicates_prefixes`: its score is Field.predicted_ms, and a prefix that draws
+    counts as equal, too. `replicates_prefixes`: its score is Candidates.predicted_ms, and a prefix that draws
     requests elsewhere may be prefilled here.
     """
 
@@ -40,10 +40,10 @@ class Policy(ABC):
     wants_session: ClassVar[bool] = False
 
     @abstractmethod
-    def score(self, field: Field) -> Column:
-        """One score per region of the field: lower is better, finite. The caller must not write to the result."""
+    def score(self, candidates: Candidates) -> Column:
+        """One score per candidate: lower is better, finite. The caller must not write to the result."""
 
-    def full(self, field: Field) -> NDArray[np.bool_] | None:  # noqa: ARG002
+    def full(self, candidates: Candidates) -> NDArray[np.bool_] | None:  # noqa: ARG002
         """The regions that are treated as hot beyond those that are. None: no region."""
         return None
 
@@ -51,7 +51,7 @@ class Policy(ABC):
         """What a region's score in ms is made of, in order, before what is the same under every policy (`pick`)."""
         return {}
 
-    def shift(self, field: Field) -> float:  # noqa: ARG002
+    def shift(self, candidates: Candidates) -> float:  # noqa: ARG002
         """A constant to subtract from every score when it is shown."""
         return 0.0
 

@@ -1,7 +1,7 @@
-"""Modifiers: small pure functions over a field or its scores, each with its reason; the same for every policy.
+"""Modifiers: small pure functions over the candidates or their scores, each with its reason; the same for every policy.
 
-Invariants: a modifier only narrows the field or moves scores within it, so none leads out of what is lawful and serves;
-none writes what it reads. A reason is "" where a modifier had nothing to say.
+Invariants: a modifier only narrows the candidates or moves their scores, so none leads out of what is lawful and
+serves; none writes what it reads. A reason is "" where a modifier had nothing to say.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from farhop.balance.machine import Request
-    from global_lb.fleet.table import Column, Field
+    from global_lb.fleet.table import Candidates, Column
     from global_lb.routing.policy.account import EgressBudget, ForeignQuota
     from global_lb.routing.policy.overrides import Pin
 
 
-def pinned(field: Field, pin: Pin) -> tuple[Field, str]:
-    """The region pinned to alone, if it is in the field; if not, all of it, or nothing where the pin is strict."""
-    place = field.at.get(pin.region)
+def pinned(candidates: Candidates, pin: Pin) -> tuple[Candidates, str]:
+    """The region pinned to alone, if it is a candidate; if not, all of it, or nothing where the pin is strict."""
+    place = candidates.at.get(pin.region)
     why = f"pinned to {pin.region} by {pin.author}: {pin.why}"
     if place is not None:
-        return field.only([place], why), why
+        return candidates.only([place], why), why
     if pin.strict:
-        return field.only([], why), f"{why}; it does not serve, and no other region may"
-    return field, f"{why}; it does not serve, so the pin is passed over"
+        return candidates.only([], why), f"{why}; it does not serve, and no other region may"
+    return candidates, f"{why}; it does not serve, so the pin is passed over"
 
 
-def within_quota(field: Field, quota: ForeignQuota) -> tuple[Field, str]:
-    """Only this region (or none, if it is not in the field) once the quota of leaving requests is used up. Only for
+def within_quota(candidates: Candidates, quota: ForeignQuota) -> tuple[Candidates, str]:
+    """Only this region (or none, if it is no candidate) once the quota of leaving requests is used up. Only for
     requests that are lawful here."""
     if quota.allows():
-        return field, ""
+        return candidates, ""
     why = f"the foreign quota of {quota.share:.3g} is used up"
-    return field.only([] if field.here is None else [field.here], why), why
+    return candidates.only([] if candidates.here is None else [candidates.here], why), why
 
 
-def within_budget(field: Field, budget: EgressBudget, now: float) -> tuple[Field, str]:
-    """Once the egress budget is exhausted, restrict the field to the own region, if that serves."""
+def within_budget(candidates: Candidates, budget: EgressBudget, now: float) -> tuple[Candidates, str]:
+    """Once the egress budget is exhausted, restrict the candidates to the own region, if that serves."""
     if not budget.spent(now):
-        return field, ""
+        return candidates, ""
     why = f"the egress budget of {budget.usd_per_hour:g} USD an hour is spent"
-    if field.here is None:
-        return field, f"{why}; no region serves here, so it is skipped"
-    return field.only([field.here], why), why
+    if candidates.here is None:
+        return candidates, f"{why}; no region serves here, so it is skipped"
+    return candidates.only([candidates.here], why), why
 
 
-def biased(field: Field, *biases: Mapping[str, float]) -> tuple[Column, str]:
+def biased(candidates: Candidates, *biases: Mapping[str, float]) -> tuple[Column, str]:
     """The biases (ms) to be added to the scores."""
     totals = {name: sum(bias.get(name, 0.0) for bias in biases) for name in {n for bias in biases for n in bias}}
-    named = [f"{name} {ms:+g}" for name, ms in sorted(totals.items()) if ms and name in field.at]
-    bias_ms = np.array([totals.get(name, 0.0) for name in field.names])
+    named = [f"{name} {ms:+g}" for name, ms in sorted(totals.items()) if ms and name in candidates.at]
+    bias_ms = np.array([totals.get(name, 0.0) for name in candidates.names])
     return bias_ms, f"bias in ms: {', '.join(named)}" if named else ""
 
 
-def priced(field: Field, usd_weight_ms: float) -> Column:
+def priced(candidates: Candidates, usd_weight_ms: float) -> Column:
     """Milliseconds to be added to the scores: what a dollar is worth, times what each costs more than the cheapest."""
-    usd = field.usd()
+    usd = candidates.usd()
     dearer: Column = usd_weight_ms * (usd - usd.min())
     return dearer
 
@@ -82,13 +82,15 @@ def canary(request: Request, shares: Mapping[str, float], by: str) -> tuple[str,
     return "", ""
 
 
-def at_home(field: Field, home: str, chosen: int, avoided: NDArray[np.bool_] | None, most_ms: float) -> tuple[int, str]:
+def at_home(
+    candidates: Candidates, home: str, chosen: int, avoided: NDArray[np.bool_] | None, most_ms: float
+) -> tuple[int, str]:
     """The session's region, if it is not hot and at most `most_ms` slower than the chosen one."""
-    place = field.at.get(home)
+    place = candidates.at.get(home)
     if place is None or place == chosen or (avoided is not None and avoided[place]):
         return chosen, ""
-    predicted_ms = field.predicted_ms()
+    predicted_ms = candidates.predicted_ms()
     slower_ms = predicted_ms.item(place) - predicted_ms.item(chosen)
     if slower_ms > most_ms:
         return chosen, f"the session leaves {home}, which is {slower_ms:.0f} ms slower"
-    return place, f"the session stays in {home}, {max(slower_ms, 0.0):.0f} ms slower than {field.names[chosen]}"
+    return place, f"the session stays in {home}, {max(slower_ms, 0.0):.0f} ms slower than {candidates.names[chosen]}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from global_lb.routing.policy.base import TIE_MS, Policy
 
 if TYPE_CHECKING:
-    from global_lb.fleet.table import Column, Field, Scored
+    from global_lb.fleet.table import Candidates, Column, Scored
 
 
 class Predictive(Policy):
@@ -28,9 +28,9 @@ class Predictive(Policy):
     in_ms = uncertain_waits = replicates_prefixes = True
     ties = TIE_MS
 
-    def score(self, field: Field) -> Column:
+    def score(self, candidates: Candidates) -> Column:
         """See the module's docstring; the least tpot is the same for all, and is taken off where scores are shown."""
-        return field.predicted_ms()
+        return candidates.predicted_ms()
 
     def terms(self, scored: Scored) -> dict[str, float]:
         """See Policy."""
@@ -45,6 +45,6 @@ class Predictive(Policy):
             "behind": scored.behind_ms,
         }
 
-    def shift(self, field: Field) -> float:
+    def shift(self, candidates: Candidates) -> float:
         """See Policy."""
-        return field.beta * field.output_tokens * field.token_least_ms
+        return candidates.beta * candidates.output_tokens * candidates.token_least_ms

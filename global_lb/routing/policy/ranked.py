@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from global_lb.fleet.table import Column, Field, Scored
+    from global_lb.fleet.table import Candidates, Column, Scored
 
-_FAR_MS = 1e6  # above every wire time
+_FAR_MS = 1e6  # above every round-trip time
 
 
 class Nearest(Policy):
@@ -28,17 +28,17 @@ class Nearest(Policy):
     in_ms = True
     ties = TIE_MS
 
-    def score(self, field: Field) -> Column:
+    def score(self, candidates: Candidates) -> Column:
         """The round-trip times (ms)."""
-        return field.rtt_ms
+        return candidates.rtt_ms
 
     def terms(self, scored: Scored) -> dict[str, float]:
         """See Policy."""
         return {"rtt": scored.rtt_ms}
 
-    def full(self, field: Field) -> NDArray[np.bool_]:
+    def full(self, candidates: Candidates) -> NDArray[np.bool_]:
         """Where no slot is left that is not promised."""
-        full: NDArray[np.bool_] = field.left < 1.0
+        full: NDArray[np.bool_] = candidates.left < 1.0
         return full
 
 
@@ -51,13 +51,13 @@ class Waterfall(Policy):
     def __init__(self, fill_at: float) -> None:
         self._fill_at = fill_at
 
-    def score(self, field: Field) -> Column:
+    def score(self, candidates: Candidates) -> Column:
         """The round-trip times (ms)."""
-        return field.rtt_ms
+        return candidates.rtt_ms
 
-    def full(self, field: Field) -> NDArray[np.bool_]:
+    def full(self, candidates: Candidates) -> NDArray[np.bool_]:
         """Filled, by its report and what was sent there since; or without a slot."""
-        full: NDArray[np.bool_] = (field.used_share() >= self._fill_at) | (field.left < 1.0)
+        full: NDArray[np.bool_] = (candidates.used_share() >= self._fill_at) | (candidates.left < 1.0)
         return full
 
 
@@ -70,10 +70,10 @@ class Failover(Policy):
         self._listed = len(regions)
         self._places = ByRegion({name: float(place) for place, name in enumerate(regions)}, float(len(regions)))
 
-    def score(self, field: Field) -> Column:
-        """Its place in the list; beyond its end a fraction by wire time."""
-        places = self._places.column(field.names)
-        score: Column = places + (places >= self._listed) * (field.rtt_ms / _FAR_MS)
+    def score(self, candidates: Candidates) -> Column:
+        """Its place in the list; beyond its end a fraction by round-trip time."""
+        places = self._places.column(candidates.names)
+        score: Column = places + (places >= self._listed) * (candidates.rtt_ms / _FAR_MS)
         return score
 
 
@@ -83,6 +83,6 @@ class LeastLoad(Policy):
     name, unit = "least-load", "share used"
     ties = 0.05
 
-    def score(self, field: Field) -> Column:
-        """See Field.used_share."""
-        return field.used_share()
+    def score(self, candidates: Candidates) -> Column:
+        """See Candidates.used_share."""
+        return candidates.used_share()

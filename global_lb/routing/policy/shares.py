@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from farhop.balance.machine import Request
-    from global_lb.fleet.table import Column, Field
+    from global_lb.fleet.table import Candidates, Column
 
 _NEVER = 1e-12  # the weight of a region without one: behind all others, but usable if it is the only one
 
@@ -36,10 +36,10 @@ class Weighted(Policy):
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = ByRegion(weights, 0.0) if weights else None
 
-    def score(self, field: Field) -> Column:
+    def score(self, candidates: Candidates) -> Column:
         """See the module's docstring."""
-        weights = self._weights.column(field.names) if self._weights is not None else field.slots
-        return hashing.costs(draw_key(field.request), field.names, np.maximum(weights, _NEVER))
+        weights = self._weights.column(candidates.names) if self._weights is not None else candidates.slots
+        return hashing.costs(draw_key(candidates.request), candidates.names, np.maximum(weights, _NEVER))
 
 
 class ConsistentHash(Policy):
@@ -51,9 +51,9 @@ class ConsistentHash(Policy):
     def __init__(self, prefix_bytes: int) -> None:
         self._depth = max(1, chain.depth_at(prefix_bytes))
 
-    def score(self, field: Field) -> Column:
+    def score(self, candidates: Candidates) -> Column:
         """See the module's docstring."""
-        return hashing.costs(self._key(field.request), field.names, np.maximum(field.slots, 1.0))
+        return hashing.costs(self._key(candidates.request), candidates.names, np.maximum(candidates.slots, 1.0))
 
     def _key(self, request: Request) -> int:
         if request.session:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from regional_lb.fleet.blocks import Path
-    from regional_lb.fleet.table import Column, Rates, Table
+    from regional_lb.fleet.table import Column, ScoreInputs, Table
 
 
 class Need(msgspec.Struct, frozen=True, gc=False):
@@ -80,12 +80,12 @@ class Policy(ABC):
 
     def terms(
         self,
-        rates: Rates,  # noqa: ARG002
+        inputs: ScoreInputs,  # noqa: ARG002
         work_tokens: Column,  # noqa: ARG002
         output_tokens: float,  # noqa: ARG002
         score: Column,
     ) -> dict[str, Column]:
-        """The terms of a score in ms, in order; they add up to it. `rates`: the values at the time of scoring."""
+        """The terms of a score in ms, in order; they add up to it. `inputs`: the values at the time of scoring."""
         return {"score": score}
 
     def choose(self, best: int, ready: Column, need: Need, table: Table, rng: Random) -> int:  # noqa: ARG002

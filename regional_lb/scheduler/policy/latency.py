@@ -17,7 +17,7 @@ from farhop.balance.estimate.ewma import PeakEwma
 from regional_lb.scheduler.policy.base import PerReplica, Policy
 
 if TYPE_CHECKING:
-    from regional_lb.fleet.table import Column, Rates, Table
+    from regional_lb.fleet.table import Column, ScoreInputs, Table
     from regional_lb.scheduler.policy.base import Need
 
 TAU_S = 10.0  # Finagle's default
@@ -43,9 +43,9 @@ class LeastLatency(Policy):
         score_ms: Column = np.maximum(peak_ms, floor_ms) * (table.in_flight + 1.0)
         return score_ms
 
-    def terms(self, rates: Rates, work_tokens: Column, output_tokens: float, score: Column) -> dict[str, Column]:  # noqa: ARG002
+    def terms(self, inputs: ScoreInputs, work_tokens: Column, output_tokens: float, score: Column) -> dict[str, Column]:  # noqa: ARG002
         """See Policy: one request's time to the first byte, and as much again for each that is under way."""
-        first_byte_ms: Column = score / (rates.in_flight + 1.0)
+        first_byte_ms: Column = score / (inputs.in_flight + 1.0)
         return {"first byte": first_byte_ms, "others": score - first_byte_ms}
 
     def adopt(self, names: tuple[str, ...]) -> None:

@@ -24,7 +24,7 @@ from regional_lb.fleet.table import TOTAL
 from regional_lb.scheduler.policy.base import Policy
 
 if TYPE_CHECKING:
-    from regional_lb.fleet.table import Column, Rates, Table
+    from regional_lb.fleet.table import Column, ScoreInputs, Table
     from regional_lb.scheduler.policy.base import Need
 
 # How much of a later token counts against the first. From 0.05 to 1 throughput and hits are the same within 2 % in the
@@ -71,13 +71,13 @@ class Predictive(Policy):
         stake_ms: Column = prefill_ms + BETA * need.output_tokens * table.tpot_ms
         return stake_ms
 
-    def terms(self, rates: Rates, work_tokens: Column, output_tokens: float, score: Column) -> dict[str, Column]:
+    def terms(self, inputs: ScoreInputs, work_tokens: Column, output_tokens: float, score: Column) -> dict[str, Column]:
         """See Policy. `decode` is what its tokens take longer than a token costs where that is least; `interference`
         what they cost those under way there, `stall` what its prefill does."""
-        per_token_ms = rates.prefill_ms_per_token
-        backlog_ms, prefill_ms = rates.backlog_tokens * per_token_ms, work_tokens * per_token_ms
-        interference_ms = BETA * output_tokens * rates.batch_interference_ms * rates.in_flight
-        stall_ms = BETA * np.maximum(prefill_ms - rates.tpot_alone_ms, 0.0) * rates.in_flight
+        per_token_ms = inputs.prefill_ms_per_token
+        backlog_ms, prefill_ms = inputs.backlog_tokens * per_token_ms, work_tokens * per_token_ms
+        interference_ms = BETA * output_tokens * inputs.batch_interference_ms * inputs.in_flight
+        stall_ms = BETA * np.maximum(prefill_ms - inputs.tpot_alone_ms, 0.0) * inputs.in_flight
         return {
             "backlog": backlog_ms,
             "prefill": prefill_ms,

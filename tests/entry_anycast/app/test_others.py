@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from entry_anycast.announcing.machine import DrainChanged, Event, OthersChanged
 from entry_anycast.app.others import Others
-from farhop.store.contract import Change, ChangeKind, Entry, announce_key, entry_drain_key
+from farhop.store.contract import Change, ChangeKind, KeyValue, announce_key, entry_drain_key
 from farhop.store.documents.announce import AnnounceReport
 from farhop.store.documents.announce import encode as report_encoded
 from farhop.store.documents.overrides import EntryDrainOverride, encode
@@ -58,12 +58,12 @@ def test_a_malformed_drain_or_that_of_another_entry_changes_nothing() -> None:
     assert stage.refused == ["override_malformed"]
 
 
-def says(entry: str, instance: str = "a", prefix: str = "192.0.2.1/32", healthy: bool = True) -> Entry:
+def says(entry: str, instance: str = "a", prefix: str = "192.0.2.1/32", healthy: bool = True) -> KeyValue:
     report = AnnounceReport(
         entry=entry, region="tokyo", instance=instance, prefixes=(prefix,), speaker="bird", wanted="announced",
         healthy=healthy,
     )  # fmt: skip
-    return Entry(announce_key("tokyo", instance), report_encoded(report), 1)
+    return KeyValue(announce_key("tokyo", instance), report_encoded(report), 1)
 
 
 def test_other_entries_count_that_announce_the_same_and_are_healthy() -> None:

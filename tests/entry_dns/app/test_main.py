@@ -77,7 +77,7 @@ def test_only_a_server_that_answers_for_a_zone_needs_its_name_servers_addresses(
     del document["zones"][0]["addresses"]
     path.write_text(yaml.safe_dump(document))
     config = load(DnsConfig, path)
-    given = config, stores.world(config), Random(1), MemoryStore(Random(2))
+    given = config, stores.topology_of(config), Random(1), MemoryStore(Random(2))
     with pytest.raises(ConfigError, match=rf"zones: ns1\.{ZONE}: is a name server inside of its zone"):
         DnsServer(*given)
 
@@ -92,7 +92,7 @@ async def server(files, monkeypatch):
     monkeypatch.setattr(main, "FIRST_LOOK_S", 0.0)  # there is nothing to learn of these entries
     path = files.folder / "dns.yaml"
     config = load(DnsConfig, path)
-    made = DnsServer(config, stores.world(config), Random(1), MemoryStore(Random(2)), path=path)
+    made = DnsServer(config, stores.topology_of(config), Random(1), MemoryStore(Random(2)), path=path)
     try:
         await made.open()
         yield made

@@ -8,7 +8,7 @@ from entry_dns.fleet.entry_health import EntryHealthConfig, EntryHealthTracker, 
 from entry_dns.fleet.latencies import Learned, LearningConfig
 from entry_dns.links.watch import Watcher
 from farhop.balance.estimate.network_latencies import Latency
-from farhop.store.contract import Change, ChangeKind, Entry, latency_key, report_key
+from farhop.store.contract import Change, ChangeKind, KeyValue, latency_key, report_key
 from farhop.store.documents.latencies import LatencyReport
 from farhop.store.documents.latencies import encode as encode_latencies
 from farhop.store.documents.overrides import BiasOverride, DrainOverride, EntryDrainOverride, encode
@@ -132,7 +132,7 @@ def test_the_newest_report_counts_whichever_path_it_came_by() -> None:
 def test_reports_kept_on_disk_give_addresses_but_no_health() -> None:
     one, named = Watched(), []
     one.watcher.links = SimpleNamespace(named=lambda report: named.append(report.control_address), gone=lambda *_: None)
-    entry = Entry(report_key("tokyo", "r1"), encode_report(load(1, 0)), 1)
+    entry = KeyValue(report_key("tokyo", "r1"), encode_report(load(1, 0)), 1)
     one.watcher.on_reports("main")(Change(ChangeKind.SNAPSHOT, 1, entries=(entry,), from_disk=True))
     assert named == ["127.0.0.1:2"]
     assert one.of("tokyo").share == 1.0

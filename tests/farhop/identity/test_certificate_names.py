@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtensionOID
 
-from farhop.identity.certificate_names import TIERS, Peer, host, read, uri, uris
+from farhop.identity.certificate_names import TIERS, BalancerIdentity, host, read, uri, uris
 
 HERE = "fleet.example"
 
@@ -18,7 +18,7 @@ HERE = "fleet.example"
 def test_a_written_name_is_read_back() -> None:
     for tier in TIERS:
         for region in ("paris", "us.east-1", "a_b"):
-            assert read(["127.0.0.1", uri(HERE, tier, region)], HERE) == Peer(tier, region)
+            assert read(["127.0.0.1", uri(HERE, tier, region)], HERE) == BalancerIdentity(tier, region)
             assert host(HERE, tier, region) == f"{region}.{tier}.fleet.example"
 
 

@@ -18,7 +18,7 @@ import h11
 import uvloop
 
 from farhop.balance import outcome
-from farhop.balance.limits import ByteBudget, SlotLimit
+from farhop.balance.bounds import ByteBudget, SlotLimit
 from farhop.relay.answers import Reply
 from farhop.relay.http.connection import ClientConnection, ClientLimits
 from farhop.relay.http.cork import Cork

@@ -12,11 +12,11 @@ from typing import Any
 from relay_wire import Line, Message, Upstream
 
 from farhop.balance import machine, outcome
-from farhop.balance.limits import ByteBudget
+from farhop.balance.bounds import ByteBudget
 from farhop.balance.machine import Address, Command, Event, Request
 from farhop.balance.outcome import Outcome
 from farhop.relay import answers
-from farhop.relay.formats.transcript import Continuation
+from farhop.relay.formats.transcript import AnswerChain
 from farhop.relay.http.connection import ClientLimits
 from farhop.relay.http.exchange import Exchange
 from farhop.relay.http.listener import Listener
@@ -141,7 +141,7 @@ class ScriptedHandler:
         self.exchanges: list[Exchange] = []
         self.abandoned: list[tuple[str, int]] = []
         self.hide_usage = False
-        self.continuation: Continuation | None = None
+        self.answer_chain: AnswerChain | None = None
         self.break_at = ""
         self.streams = False  # whether requests ask for a stream
 
@@ -173,7 +173,7 @@ class ScriptedHandler:
             stream=self.streams,
         )
         self.relay.start(
-            exchange, request, exchange.body, hide_usage=self.hide_usage, context=None, continuation=self.continuation
+            exchange, request, exchange.body, hide_usage=self.hide_usage, context=None, answer_chain=self.answer_chain
         )
 
 

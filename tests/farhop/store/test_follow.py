@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.store.contract import Change, ChangeKind, Entry
+from farhop.store.contract import Change, ChangeKind, KeyValue
 from farhop.store.follow import Documents, Refused, follow
 from farhop_lab.memory_store import MemoryStore
 
@@ -21,7 +21,7 @@ def read(key: str, value: bytes) -> int:
 
 
 def snapshot(**values: bytes) -> Change:
-    return Change(ChangeKind.SNAPSHOT, 1, entries=tuple(Entry(key, value, 1) for key, value in values.items()))
+    return Change(ChangeKind.SNAPSHOT, 1, entries=tuple(KeyValue(key, value, 1) for key, value in values.items()))
 
 
 def put(key: str, value: bytes) -> Change:

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhop.store.contract import Change, ChangeKind, Entry
+from farhop.store.contract import Change, ChangeKind, KeyValue
 from farhop.store.merge import Merged, chosen, stamp
 
 PUT, DELETE, SNAPSHOT, LOST = ChangeKind.PUT, ChangeKind.DELETE, ChangeKind.SNAPSHOT, ChangeKind.LOST
 
 
 def listing(**values: str) -> Change:
-    entries = tuple(Entry(key, value.encode(), n) for n, (key, value) in enumerate(values.items(), 1))
+    entries = tuple(KeyValue(key, value.encode(), n) for n, (key, value) in enumerate(values.items(), 1))
     return Change(SNAPSHOT, 7, entries=entries)
 
 
@@ -96,15 +96,15 @@ def test_lost_is_reported_once_when_no_hub_is_left_and_ends_with_a_snapshot() ->
     ],
 )
 def test_where_hubs_differ_the_newer_document_counts_and_never_by_a_clock(a: str, b: str, counts: str) -> None:
-    entries = {"a": Entry("k", a.encode(), 1), "b": Entry("k", b.encode(), 99)}
+    entries = {"a": KeyValue("k", a.encode(), 1), "b": KeyValue("k", b.encode(), 99)}
     for order in (("a", "b"), ("b", "a")):
         assert chosen((hub, entries[hub]) for hub in order) is entries[counts]
 
 
 def test_a_hub_in_contact_goes_before_one_that_is_not_unless_that_one_held_a_newer_document() -> None:
-    one, other = Entry("k", b"{}", 1), Entry("k", b'{"why": "other"}', 1)
+    one, other = KeyValue("k", b"{}", 1), KeyValue("k", b'{"why": "other"}', 1)
     assert chosen((("a", one), ("b", other)), lost={"a"}) is other
-    newer = Entry("k", b'{"epoch": 1}', 1)
+    newer = KeyValue("k", b'{"epoch": 1}', 1)
     assert chosen((("a", newer), ("b", other)), lost={"a"}) is newer
     assert chosen(()) is None
     assert stamp(b"\xff") < stamp(b"{}") < stamp(b'{"seq": 1}')
@@ -129,7 +129,7 @@ STEPS = st.lists(
 def test_the_merged_watch_agrees_with_the_merge_rule_over_all_hubs(steps: list[tuple[str, Change]]) -> None:
     """Against a model that keeps each hub's listing and asks the rule anew after each step."""
     merged = Merged("abc")
-    model: dict[str, dict[str, Entry]] = {hub: {} for hub in "abc"}
+    model: dict[str, dict[str, KeyValue]] = {hub: {} for hub in "abc"}
     lost: set[str] = set()
     begun, known, revision, found = False, dict[str, bytes](), 0, set[str]()
     for hub, change in [(hub, listing()) for hub in "abc"] + steps:
@@ -141,7 +141,7 @@ def test_the_merged_watch_agrees_with_the_merge_rule_over_all_hubs(steps: list[t
         if change.kind is SNAPSHOT:
             model[hub] = {entry.key: entry for entry in change.entries}
         elif change.kind is PUT:
-            model[hub][change.key] = Entry(change.key, change.value, 8)
+            model[hub][change.key] = KeyValue(change.key, change.value, 8)
         elif change.kind is DELETE:
             for other in (hub, *lost):
                 model[other].pop(change.key, None)

@@ -24,7 +24,7 @@ class Shelf:
         self.traces = []
         self.skipped = 0
 
-    def record(self, trace_id, parent, tracestate, flags, pieces):
+    def export(self, trace_id, parent, tracestate, flags, pieces):
         self.traces.append((trace_id, parent, tracestate, flags, list(pieces)))
 
 
@@ -34,7 +34,7 @@ def tracing(monkeypatch, sampler: str | None = None, arg: str | None = None) -> 
     if arg:
         monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", arg)
     made = Tracing("farhop-global", "virginia", "g1")
-    made.recorder = shelf = Shelf()
+    made.exporter = shelf = Shelf()
     return made, shelf
 
 
@@ -187,7 +187,7 @@ def test_without_an_exporter_the_choice_still_goes_on(monkeypatch):
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
     made = Tracing("farhop-global", "virginia", "g1")
     trace = begin(made)
-    assert made.recorder is None
+    assert made.exporter is None
     assert not trace.sampled
     assert trace.traceparent.endswith(b"-01")
     assert begin(made, SAMPLED, b"a=b").traceparent == SAMPLED
@@ -198,7 +198,7 @@ def test_a_disabled_sdk_passes_everything_through(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
     made = Tracing("farhop-global", "virginia", "g1")
-    assert made.recorder is None
+    assert made.exporter is None
     assert begin(made).traceparent.endswith(b"-00")
     assert begin(made, SAMPLED, b"a=b").traceparent == SAMPLED
     assert begin(made, UNSAMPLED).traceparent == UNSAMPLED
@@ -228,7 +228,7 @@ async def test_problems_are_logged_and_cost_only_the_spans(monkeypatch, name, va
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     monkeypatch.setenv(name, value)
     made = Tracing("farhop-global", "virginia", "g1")
-    assert made.recorder is None
+    assert made.exporter is None
     assert says in made.problems[0]
     assert begin(made).trace_id
     assert await made.flush()

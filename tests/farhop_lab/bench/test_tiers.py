@@ -8,14 +8,14 @@ import yaml
 from farhop_lab.bench import bodies, tiers
 from farhop_lab.bench.harness import HOST, answers, engines, open_files
 from farhop_lab.world.etcd import EtcdLabError
-from topology import load as worlds
+from topology import load as topologies
 from topology.law import Law, Scope
 
 
 def test_the_world_is_sound_and_its_law_leaves_all_twelve(tmp_path: Path) -> None:
     file = tmp_path / "topology.yaml"
     file.write_text(yaml.safe_dump(tiers.topology()))
-    world = worlds.load(file)
+    world = topologies.load(file)
     assert tuple(world.regions) == tiers.REGIONS
     assert Law(world).verdict("bench", bodies.MODEL, Scope.PROCESSING).lawful == frozenset(tiers.REGIONS)
 

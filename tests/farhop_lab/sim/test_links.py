@@ -46,7 +46,7 @@ def test_an_older_report_never_undoes_a_newer_one() -> None:
     assert flow_of(world).regions.view is not view
 
 
-def test_wire_time_follows_the_pings() -> None:
+def test_the_round_trip_time_follows_the_pings() -> None:
     world = apart(watching=Watching(ping_jitter=0.0))
     world.at(5.0, world.wire.set_rtt, "here", "there", 300.0)
     world.run(4.0)

@@ -36,7 +36,7 @@ def test_gpus_are_configured_as_their_profile_is() -> None:
         gpus("abacus", 2)
 
 
-def test_a_flat_world_has_one_wire_time_or_one_for_each_pair() -> None:
+def test_a_flat_world_has_one_round_trip_time_or_one_for_each_pair() -> None:
     assert flat(["a", "b", "c"], 70.0).rtt_ms("c", "a") == 70.0
     assert flat(["a", "b"], {("a", "b"): 12.0}).rtt_ms("b", "a") == 12.0
 

@@ -1,4 +1,4 @@
-"""All links of a world: wire times, speed-up, and breaking a region or a pair."""
+"""All links of a world: round-trip times, speed-up, and breaking a region or a pair."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ def test_every_ordered_pair_has_a_link_and_no_region_one_to_itself() -> None:
 @pytest.mark.parametrize(
     ("rtt_ms", "named"),
     [
-        ({("a", "b"): 1.0, ("b", "c"): 1.0}, "a to c: no wire time"),
+        ({("a", "b"): 1.0, ("b", "c"): 1.0}, "a to c: no round-trip time"),
         ({("a", "b"): 1.0, ("b", "a"): 2.0}, "given twice"),
         ({("a", "b"): 0.0}, "not above 0"),
     ],
 )
-def test_a_world_whose_wire_times_do_not_hold_is_refused(rtt_ms: dict[tuple[str, str], float], named: str) -> None:
+def test_a_world_whose_round_trip_times_do_not_hold_is_refused(
+    rtt_ms: dict[tuple[str, str], float], named: str
+) -> None:
     with pytest.raises(LinkError, match=named):
         Network(rtt_ms)
 

@@ -104,6 +104,20 @@ SESSIONS = (
 )
 
 
+def test_a_block_has_one_length_wherever_it_stands(tmp_path: Path) -> None:
+    """A recording knows the tokens of whole prompts only, and these have more bytes a token or fewer: with the lengths
+    of each prompt's own, two that begin alike for 4 blocks would be played as sharing one.
+    """
+    lengths = [(66, 67, 66), (71, 71, 72), (66, 66, 67), (9, 9)]
+    lines = [
+        {"at_s": n, "input_tokens": 300, "output_tokens": 5, "blocks": list(zip("abc", tokens, strict=False))}
+        for n, tokens in enumerate(lengths)
+    ]
+    rows = load.log(write(tmp_path / "log", "".join(json.dumps(line) + "\n" for line in lines)))
+    whole = (("a", 66), ("b", 66), ("c", 67))
+    assert [row.blocks for row in rows] == [whole, whole, whole, whole[:2]]
+
+
 SPELLINGS = {
     "a byte order mark": lambda text: b"\xef\xbb\xbf" + text,
     "empty lines": lambda text: b"\n" + text.replace(b"\n", b"\n \n\n"),
@@ -253,6 +267,7 @@ def test_clocks_that_jitter_are_put_in_order(tmp_path: Path, text: str, read: An
         (load.log, "", r"it holds no request"),
         (load.sessions, SESSIONS.replace(SESSIONS[SESSIONS.index("[{"):-2], "[]"), r"line 1: turns is empty"),
         (load.sessions, SESSIONS.replace("0.5", "1e9"), r"line 1: a pause of 1000000000"),
+        (load.sessions, SESSIONS.replace('"pause_s": 0.5', '"since_s": -50'), r"line 1: a pause of -50"),
         (load.sessions, SESSIONS.replace('"prefix"', '"prefixes"'), r"line 1: .*prefixes"),
     ],
 )  # fmt: skip
@@ -350,10 +365,64 @@ def test_a_programs_log_is_no_csv_and_nothing_of_it_is_repeated(tmp_path: Path) 
     assert "secret" not in str(caught.value)
 
 
+def gzipped_and_cut(path: Path, text: str) -> Path:
+    """As a log that is copied while it is written, or whose copy broke off."""
+    whole = gzip.compress(text.encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("".join(f'{{"ts": {n}, "input_tokens": {n * 7919 % 997}, "output_tokens": 4}}\n' for n in range(999)), "a.gz"),
+        ('time,input_tokens,output_tokens,text\n1,2,3,hi\n2,2,3,"hello', "a.csv"),
+    ],
+)  # fmt: skip
+def test_of_an_own_log_that_breaks_off_the_rows_before_are_kept_with_skip(tmp_path: Path, text: str, name: str) -> None:
+    path = tmp_path / name
+    path = gzipped_and_cut(path, text) if path.suffix == ".gz" else write(path, text)
+    with pytest.raises(TraceError, match=r"line \d+: .*\(--skip reads what is before\)"):
+        load.own_log(path, {})
+    rows, (complaint,) = load.own_log(path, {}, skip=True)
+    assert [row.at_s for row in rows] == [float(at) for at in range(len(rows))]
+    at = int(complaint.partition("line ")[2].partition(":")[0])
+    assert 0 < len(rows) <= at  # all before, at most
+    assert complaint.endswith("; nothing from there on was read")
+
+
+def test_an_own_log_that_breaks_off_at_once_is_an_error_with_skip_too(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(LOG.encode())[:12])
+    with pytest.raises(TraceError, match=r"; give a whole, readable file"):
+        load.own_log(path, {}, skip=True)
+
+
+def test_the_pause_after_an_answer_of_unknown_duration_is_unknown(tmp_path: Path) -> None:
+    """It is not the time since an answer before that one: the session would be played twice as slowly."""
+    asked = {"session": "a", "output_tokens": 5}
+    lines = [
+        {**asked, "ts": 0, "input_tokens": 10, "latency_ms": 1000}, {**asked, "ts": 31, "input_tokens": 30},
+        {**asked, "ts": 61, "input_tokens": 50, "latency_ms": 2000}, {**asked, "ts": 93, "input_tokens": 70},
+    ]  # fmt: skip
+    rows, _ = load.own_log(write(tmp_path / "own", "".join(json.dumps(line) + "\n" for line in lines)), {})
+    assert [row.pause_s for row in rows] == [None, 30.0, None, 30.0]
+
+
+def test_requests_that_name_the_one_before_are_of_one_session(tmp_path: Path) -> None:
+    """As in Qwen's traces, where each request has a chat_id of its own, and -1 begins a conversation."""
+    chats = [(None, None), (1, -1), (2, -1), (3, 1), (4, 3), (5, 2), (6, 77), (7, None)]
+    lines = [
+        {"chat_id": chat, "parent_chat_id": before, "timestamp": at, "input_length": 40 + 60 * at, "output_length": 5}
+        for at, (chat, before) in enumerate(chats)
+    ]
+    path = write(tmp_path / "own", "".join(json.dumps(line) + "\n" for line in reversed(lines)))
+    assert [row.session for row in load.own_log(path, {})[0]] == ["", "1", "2", "1", "1", "2", "6", "7"]
+    assert [row.session for row in load.own_log(path, {"session": "chat_id"})[0]] == ["", *"1234567"]
+
+
 def test_truncated_or_missing_files_are_reported(tmp_path: Path) -> None:
-    whole = gzip.compress((MOONCAKE * 500).replace("3000", "0").encode())
-    cut = tmp_path / "cut.jsonl.gz"
-    cut.write_bytes(whole[: len(whole) // 2])
+    cut = gzipped_and_cut(tmp_path / "cut.jsonl.gz", (MOONCAKE * 500).replace("3000", "0"))
     with pytest.raises(TraceError, match=r"cut\.jsonl\.gz, line \d+: .*; give a whole, readable file"):
         load.mooncake(cut)
     with pytest.raises(TraceError, match=r": No such file or directory; give a whole"):

@@ -30,6 +30,7 @@ DATA_BUT_THE_PRICES_EPOCH = [name for name in Data.__struct_fields__ if name != 
         {"created_at": "1970-01-01 00:00:12.5", "tokens_prompt": "9", "tokens_completion": "3"},  # OpenRouter
         {"request_created_at": "1970-01-01T00:00:12.5Z", "prompt_tokens": 9, "completion_tokens": 3},  # Helicone
         {"start_time": 12.5, "attributes": {"gen_ai": {"usage": {"input_tokens": 9, "output_tokens": 3}}}},
+        {"start_time": 12.5, "attributes": {"gen_ai.usage.prompt_tokens": 9, "gen_ai.usage.completion_tokens": 3}},
     ],
 )
 def test_fields_by_the_names_that_others_use(line: dict[str, Any]) -> None:
@@ -49,6 +50,16 @@ def test_a_request_logged_at_its_end_came_before_by_what_it_took(took: dict[str,
     row, took_s = row_of({"end": 1_700_000_012.5, "input_tokens": 9, "output_tokens": 3, **took}, {})
     assert row.at_s == pytest.approx(1_700_000_010.0)
     assert took_s == 2.5
+
+
+@pytest.mark.parametrize("name", ["time", "timestamp", "at_ms"])
+def test_a_name_that_was_given_for_one_field_stands_for_no_other(name: str) -> None:
+    """nginx's time is of the end, whatever the log calls it."""
+    line = {name: 1_700_000_012.5, "request_time": 2.5, "input_tokens": 9, "output_tokens": 3}
+    row, took_s = row_of(line, {"end": name, "duration_s": "request_time"})
+    assert (row.at_s, took_s) == (pytest.approx(1_700_000_010.0, abs=1e-3), 2.5)
+    row, took_s = row_of(line, {"end": name, "at_s": name})  # unless it was given for both
+    assert (row.at_s, took_s) == (1_700_000_012.5, 0.0)
 
 
 def test_a_session_that_is_a_number() -> None:

@@ -11,7 +11,7 @@ import pytest
 from inprocess import HOP_KEY, Engine, both, chat, send, topology, until
 
 from farhop.balance.machine import Event
-from farhop.store.contract import STEER_PREFIX, Change, ChangeKind, Entry, route_key
+from farhop.store.contract import STEER_PREFIX, Change, ChangeKind, KeyValue, route_key
 from farhop.store.documents import overrides
 from farhop.store.documents.authored import Authorship, routes_with_author
 from farhop.store.documents.overrides import BiasOverride, PinOverride
@@ -65,7 +65,7 @@ def put(value: bytes, key: str = KEY) -> Change:
 
 
 def snapshot(entries: dict[str, bytes]) -> Change:
-    return Change(ChangeKind.SNAPSHOT, 1, entries=tuple(Entry(key, value, 1) for key, value in entries.items()))
+    return Change(ChangeKind.SNAPSHOT, 1, entries=tuple(KeyValue(key, value, 1) for key, value in entries.items()))
 
 
 LOST = Change(ChangeKind.LOST, why="gone")

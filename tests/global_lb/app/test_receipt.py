@@ -15,8 +15,8 @@ from inprocess import HOP_KEY, Both, Engine, both, chat, head, send, streaming, 
 
 from global_lb.app import receipt as receipts
 from topology.law import Law
+from topology.law_document import document_of, map_of
 from topology.load import of
-from topology.policy import document_of, map_of
 
 ASKS = {"x-farhop-explain": "1"}
 
@@ -111,7 +111,7 @@ def test_the_line_is_ascii_and_of_one_line():
     request: Any = type("R", (), {"tenant": "curious", "key": key.name, "alias": ""})()
     route = type("P", (), {"policy": type("Q", (), {"name": "a\r\nx: y", "unit": "m\u00e9"})()})()
     verdict = Law(WORLD).verdict("curious", "m")
-    fields = {"verdict": verdict, "field": (), "chosen": None, "ties": {}, "spilled_from": None, "absent": {}}
+    fields = {"verdict": verdict, "ranked": (), "chosen": None, "ties": {}, "spilled_from": None, "absent": {}}
     decision: Any = type("D", (), {**fields, "route": route})()
     asking: Any = type("H", (), {"get": lambda _self, name: b"1" if name == receipts.EXPLAIN else None})()
     line = receipts.receipt(asking, request, None, decision, WORLD)

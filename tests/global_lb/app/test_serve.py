@@ -73,7 +73,7 @@ class Passage:
         self.reasons = None
         self.exchange = SimpleNamespace(head=head)
         self.context = type(
-            "RequestContext", (), {"decision_id": "d" * 16, "body_sha256": b"", "reserved": None, "given": None}
+            "RequestContext", (), {"decision_id": "d" * 16, "body_sha256": b"", "charge": None, "given": None}
         )()
         self.request = Request(
             "1", "anywhere", MODEL, 100, 200, (), 1012.0, priority=3, narrow=(("jp", "us"),), key="demo"

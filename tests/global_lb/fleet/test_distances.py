@@ -1,11 +1,11 @@
-"""Wire times and clock offsets from pings."""
+"""Round-trip times and clock offsets from pings."""
 
 from __future__ import annotations
 
 import pytest
 from inprocess import topology
 
-from farhop.balance.estimate.wire_time import WINDOW_S
+from farhop.balance.estimate.rtt import WINDOW_S
 from global_lb.fleet.distances import Distances
 
 NAME = ("tokyo", "r1")

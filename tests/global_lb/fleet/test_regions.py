@@ -33,8 +33,8 @@ def regions() -> Regions:
 
 
 def offered(regions: Regions, now: float = 0.0, lawful=ALL, without=NOBODY, **fields):
-    field = regions.field(request("a", **fields), 100.0, lawful, now, without)
-    return list(field.names), field.absent
+    candidates = regions.candidates(request("a", **fields), 100.0, lawful, now, without)
+    return list(candidates.names), candidates.absent
 
 
 def test_candidates_are_the_lawful_regions_that_serve(regions: Regions) -> None:
@@ -65,10 +65,10 @@ def test_full_regions_are_known_from_report_to_report(regions: Regions) -> None:
         others = (instance("frankfurt"), instance("london"))
         regions.adopt(seen(instance("tokyo", headroom_foreign_tokens=tokens), *others).view, 0.0)
         for without in (NOBODY, frozenset({"london"})):
-            field = regions.field(request("a"), 100.0, ALL, 0.0, without)
-            assert [field.names[place] for place in field.full()] == wanted
-            assert field.any_full == bool(wanted)
-            assert [field.only([place], "").full() for place in range(len(field))].count([0]) == len(wanted)
+            candidates = regions.candidates(request("a"), 100.0, ALL, 0.0, without)
+            assert [candidates.names[place] for place in candidates.full()] == wanted
+            assert candidates.any_full == bool(wanted)
+            assert [candidates.only([place], "").full() for place in range(len(candidates))].count([0]) == len(wanted)
 
 
 def test_an_offer_is_of_the_instance_that_waits_least_with_what_was_sent(regions: Regions) -> None:
@@ -105,12 +105,12 @@ def test_an_instance_without_replicas_is_used_and_offers_those_of_all(regions: R
     regions.adopt(seen(owner, other).view, 1.0)
     assert regions.best_instance("london", MODEL) == other  # in the region with the shortest wait
     asked = request("q"), 100.0, frozenset({"london"}), 1.0
-    london = regions.field(*asked).scored(0, 0.0)
+    london = regions.candidates(*asked).scored(0, 0.0)
     assert (london.slots_free, london.wait_ms, london.headroom) == (7, 5.0, 7.0)
     regions.load_of(other).sent(400)  # still the better one, and one slot less
-    assert regions.field(*asked).scored(0, 0.0).headroom == 6.0
+    assert regions.candidates(*asked).scored(0, 0.0).headroom == 6.0
     # 100 tokens at 0.05 ms, prefilled by the one replica that they share.
-    assert regions.field(*asked).scored(0, 0.0).wait_ms == pytest.approx(10.0)
+    assert regions.candidates(*asked).scored(0, 0.0).wait_ms == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize("draining", [False, True])
@@ -120,19 +120,19 @@ def test_requests_sent_to_any_instance_take_slots_of_the_region(regions: Regions
     b = instance("london", "b", wait_ms=9.0, slots_free=4, slots_total=8, usable_share=1.0)
     asked = request("q"), 100.0, frozenset({"london"}), 1.0
     regions.adopt(seen(a, b).view, 1.0)
-    assert regions.field(*asked).scored(0, 0.0).headroom == 8.0
+    assert regions.candidates(*asked).scored(0, 0.0).headroom == 8.0
     for _ in range(3):
         regions.load_of(b).sent(400)
-    london = regions.field(*asked).scored(0, 0.0)
+    london = regions.candidates(*asked).scored(0, 0.0)
     assert (london.headroom, regions.best_instance("london", MODEL)) == (5.0, a)
     # 300 tokens at 0.05 ms, prefilled by the two replicas that both can send to.
     assert london.wait_ms == pytest.approx(5.0 + 300 * 0.05 / 2)
     if draining:  # its earlier requests still run there, though its replicas belong to the other now
         handed = instance("london", "a", wait_ms=5.0, slots_free=8, slots_total=8, usable_share=1.0)
         regions.adopt(seen(handed, msgspec.structs.replace(b, draining=True)).view, 2.0)
-        assert regions.field(*asked).scored(0, 0.0).headroom == 5.0
+        assert regions.candidates(*asked).scored(0, 0.0).headroom == 5.0
     regions.load_of(b).settled(400)
-    assert regions.field(*asked).scored(0, 0.0).headroom == 6.0
+    assert regions.candidates(*asked).scored(0, 0.0).headroom == 6.0
 
 
 def test_a_region_is_as_hot_as_its_instances_report_whichever_owns_the_slots(regions: Regions) -> None:
@@ -188,7 +188,7 @@ def test_cache_hit_calibration_stays_within_its_bounds(regions: Regions) -> None
     regions.caches("london", request("a", 4096).chain)
     regions.caches("unheard-of", request("a", 4096).chain)
     asked = request("a", 4096), 1.0, frozenset({"london"})
-    scored = regions.field(*asked, 0.0).scored(0, 0.0)
+    scored = regions.candidates(*asked, 0.0).scored(0, 0.0)
     assert (scored.predicted_tokens, scored.hit_tokens) == (1024.0, 1024.0)
     for _ in range(300):
         regions.compare(asked[0], scored, Usage(1024, 1, 0), 0.0)
@@ -201,8 +201,8 @@ def test_cache_hit_calibration_stays_within_its_bounds(regions: Regions) -> None
 
 def test_what_is_promised_is_corrected_by_what_came_and_no_score_is(regions: Regions) -> None:
     def predicted() -> tuple[Scored, float]:
-        field = regions.field(request("a", 4096), 1.0, frozenset({"london"}), 0.0)
-        return field.scored(0, 0.0), field.predicted_ms().item(0)
+        candidates = regions.candidates(request("a", 4096), 1.0, frozenset({"london"}), 0.0)
+        return candidates.scored(0, 0.0), candidates.predicted_ms().item(0)
 
     before, score_ms = predicted()
     assert before.residual_ms == 0.0
@@ -223,10 +223,10 @@ def test_what_is_promised_is_corrected_by_what_came_and_no_score_is(regions: Reg
 def test_predicted_hits_of_a_region_recover_while_no_requests_are_sent_there(regions: Regions) -> None:
     regions.caches("london", request("a", 4096).chain)
     asked = request("a", 4096), 1.0, frozenset({"london"})
-    scored = regions.field(*asked, 0.0).scored(0, 0.0)
+    scored = regions.candidates(*asked, 0.0).scored(0, 0.0)
     for _ in range(100):
         regions.compare(asked[0], scored, Usage(1024, 1, 0), 0.0)
-    hits = [regions.field(*asked, now).scored(0, 0.0).hit_tokens for now in (0.1, 30.0, 60.0, 120.0, 600.0)]
+    hits = [regions.candidates(*asked, now).scored(0, 0.0).hit_tokens for now in (0.1, 30.0, 60.0, 120.0, 600.0)]
     assert hits[0] < 150.0
     assert hits == sorted(hits)
     assert hits[3] > 0.8 * 1024.0
@@ -234,17 +234,17 @@ def test_predicted_hits_of_a_region_recover_while_no_requests_are_sent_there(reg
 
 
 def anew(regions: Regions, asked, lawful, now: float, without) -> list:
-    """A field with nothing kept from before."""
-    regions._known_candidates.clear()
+    """The candidates with nothing kept from before."""
+    regions._known_eligible.clear()
     regions._tables.clear()
     regions._stale.clear()
-    field = regions.field(asked, 100.0, lawful, now, without)
-    return states(field)
+    candidates = regions.candidates(asked, 100.0, lawful, now, without)
+    return states(candidates)
 
 
-def states(field) -> list:
-    return [field.names, dict(field.absent), field.block.tolist(), field.sent.tolist(), field.here, field.hot,
-            field.any_wait, None if field.penalty_ms is None else field.penalty_ms.tolist()]  # fmt: skip
+def states(found) -> list:
+    return [found.names, dict(found.absent), found.block.tolist(), found.sent.tolist(), found.here, found.hot,
+            found.any_wait, None if found.penalty_ms is None else found.penalty_ms.tolist()]  # fmt: skip
 
 
 STEPS = st.one_of(
@@ -267,7 +267,7 @@ def test_cached_region_state_equals_recomputed_state(steps) -> None:
         for regions in pair:
             happens(regions, what, whom, now, n)
         for lawful, without in ((ALL, NOBODY), (frozenset({"london", "tokyo"}), NOBODY), (ALL, frozenset({"tokyo"}))):
-            kept = pair[0].field(asked, 100.0, lawful, now, without)
+            kept = pair[0].candidates(asked, 100.0, lawful, now, without)
             assert states(kept) == anew(pair[1], asked, lawful, now, without), (what, whom)
 
 
@@ -330,7 +330,7 @@ def test_updating_regions_one_by_one_equals_adopting_a_whole_view(steps) -> None
         latest[name] = seen(*made).view.regions.get(name)
         grown.take(name, latest[name])
         grown.settle(name, float(at))
-        grown.field(request("q"), 100.0, ALL, float(at))
+        grown.candidates(request("q"), 100.0, ALL, float(at))
     view = View({name: known for name, known in latest.items() if known is not None})
     fresh = Regions(1 << 20, LivenessConfig())
     fresh.adopt(view, 20.0)
@@ -340,7 +340,7 @@ def test_updating_regions_one_by_one_equals_adopting_a_whole_view(steps) -> None
             known.liveness_of(name).channel(True, 0.0)
             known.liveness_of(name).reported(20.0)
     for model in (MODEL, OTHER_MODEL):
-        fields = [known.field(request("q", model=model), 100.0, ALL, 20.0) for known in (grown, fresh)]
+        fields = [known.candidates(request("q", model=model), 100.0, ALL, 20.0) for known in (grown, fresh)]
         assert fields[0].names == fields[1].names
         assert fields[0].absent == fields[1].absent
         for place in range(len(fields[0])):
@@ -351,14 +351,14 @@ def test_updating_regions_one_by_one_equals_adopting_a_whole_view(steps) -> None
 
 def test_last_reports_of_silent_regions_are_uncertain(regions: Regions) -> None:
     """Their channels stand, nobody reports: they are asked since there is nobody better, and by draw before long."""
-    assert not regions.field(request("q"), 100.0, ALL, 1.0).moving
-    field = regions.field(request("q"), 100.0, ALL, 30.0)
-    assert field.moving
+    assert not regions.candidates(request("q"), 100.0, ALL, 1.0).moving
+    candidates = regions.candidates(request("q"), 100.0, ALL, 30.0)
+    assert candidates.moving
     known = Regions(1 << 20, LivenessConfig())
     known.adopt(seen(*(instance(name, received_at=5.0) for name in sorted(ALL))).view, 5.0)
     for name in ALL:
         known.liveness_of(name).channel(True, 0.0)
-    silent = known.field(request("q"), 100.0, ALL, 5.0 + AGE_MAX_S + 2.0)
+    silent = known.candidates(request("q"), 100.0, ALL, 5.0 + AGE_MAX_S + 2.0)
     assert silent.uncertainty_ms(5.0 + AGE_MAX_S + 2.0).tolist() == pytest.approx([2.0 * SILENT_MS_PER_S] * 3)
 
 
@@ -413,8 +413,10 @@ def test_what_is_usually_left_of_a_prompt_is_learned_from_what_was_sent(regions:
         regions.asked(MODEL, 4000.0)
     for _ in range(100):
         regions.asked(MODEL, 1000.0)
-    usual = regions.field(request("a"), 1.0, frozenset(), 1.0).mean_work_bytes
+    usual = regions.candidates(request("a"), 1.0, frozenset(), 1.0).mean_work_bytes
     assert usual == pytest.approx(1000.0, rel=0.05)
     for n in range(2 * MODELS_MAX):
         regions.asked(f"model-{n}", 1.0)
-    assert regions.field(request("a"), 1.0, frozenset(), 1.0).mean_work_bytes is None  # forgotten, for lack of room
+    assert (
+        regions.candidates(request("a"), 1.0, frozenset(), 1.0).mean_work_bytes is None
+    )  # forgotten, for lack of room

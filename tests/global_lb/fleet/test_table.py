@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import capacity, field, request
+from worlds import candidates, capacity, request
 
 from farhop.balance.estimate.drift import Drift
 from farhop.balance.estimate.unacknowledged import UnacknowledgedLoad
@@ -46,13 +46,13 @@ def test_where_requests_wait_is_known_and_where_none_does_no_queue_is_reckoned()
     table.write([], [("a", 3.0, 1.0, 1.0), ("b", 0.0, 1.0, 1.0)])
     assert table.waited == {"a"}
     regions = {"london": {"depth": 2, "wait_ms": 0.0}, "tokyo": {"depth": 1, "wait_ms": 0.0}}
-    with_queue, without = field(request("a"), **regions), field(request("a"), **regions)
+    with_queue, without = candidates(request("a"), **regions), candidates(request("a"), **regions)
     without.any_wait = False
     assert without.predicted_ms().tolist() == with_queue.predicted_ms().tolist()
 
 
 def test_a_subset_of_candidates_keeps_their_figures() -> None:
-    found = field(request("a"), london={"depth": 2}, frankfurt={"depth": 1}, tokyo={"wait_ms": 50.0})
+    found = candidates(request("a"), london={"depth": 2}, frankfurt={"depth": 1}, tokyo={"wait_ms": 50.0})
     found.penalty_ms, found.hot = np.array([0.0, 1.0, 2.0]), frozenset({1, 2})
     part = found.only([1, 2], "out")
     assert (part.names, part.here, part.absent) == (("london", "tokyo"), 0, {"frankfurt": "out"})
@@ -72,7 +72,7 @@ def test_uncertainty_of_a_wait_is_that_of_its_drift(
     drift = Drift()
     drift.reported(10.0, 50, 1.0)
     drift.reported(wait_ms, left, 1.0 + gap_s)
-    found = field(request("a"), london={
+    found = candidates(request("a"), london={
         "wait_ms": wait_ms, "slots_free": left, "slots_total": slots, "rates": drift.rates,
     })  # fmt: skip
     now = 1.0 + gap_s + age_s
@@ -83,7 +83,7 @@ def test_uncertainty_of_a_wait_is_that_of_its_drift(
 
 def test_headroom_is_what_slots_and_foreign_tokens_leave() -> None:
     asked = request("a", 4096)  # 1024 tokens
-    found = field(
+    found = candidates(
         asked, 100.0, "london", london={"headroom_foreign_tokens": 1.0}, tokyo={"headroom_foreign_tokens": 2048.0},
         frankfurt={"unacknowledged_bytes": 100.0},
     )  # fmt: skip
@@ -92,7 +92,7 @@ def test_headroom_is_what_slots_and_foreign_tokens_leave() -> None:
     }  # fmt: skip
     assert [found.scored(place, 0.0).headroom for place in range(3)] == found.headroom().tolist()
     assert found.full() == []
-    assert field(asked, 1.0, "x", tokyo={"headroom_foreign_tokens": 0.0}).full() == [0]
+    assert candidates(asked, 1.0, "x", tokyo={"headroom_foreign_tokens": 0.0}).full() == [0]
 
 
 @pytest.mark.parametrize(("replicas", "shared_by"), [(2, 2), (0, 1)])
@@ -126,7 +126,7 @@ def test_reported_foreign_wait_applies_to_foreign_requests_only() -> None:
         assert remaining(capacity(foreign_wait_ms=reported_ms), load, foreign=foreign)[0] == wait_ms
     load.sent(4000.0)
     assert remaining(capacity(foreign_wait_ms=900.0), load, foreign=True)[0] == pytest.approx(900.0 + 1000 * 0.1 / 2)
-    waits = field(request("a"), 1.0, "london", london={"foreign_wait_ms": 900.0}, tokyo={"foreign_wait_ms": 900.0})
+    waits = candidates(request("a"), 1.0, "london", london={"foreign_wait_ms": 900.0}, tokyo={"foreign_wait_ms": 900.0})
     assert [waits.scored(place, 0.0).wait_ms for place in range(2)] == [5.0, 900.0]
 
 
@@ -137,7 +137,7 @@ def test_a_request_costs_hardware_by_time_and_traffic_by_size(stream: bool) -> N
         "usd_per_gpu_hour": 3.6, "egress_usd_per_gb": 0.1, "slots_total": 10, "replicas_ready": 2, "depth": 8,
         "cache_hit_calibration": 0.5,
     }  # fmt: skip
-    found = field(asked, 50.0, "london", london={"egress_usd_per_gb": 0.09}, tokyo=tokyo)
+    found = candidates(asked, 50.0, "london", london={"egress_usd_per_gb": 0.09}, tokyo=tokyo)
     place = found.at["tokyo"]
     answer_bytes = 50.0 * (STREAM_TOKEN_BYTES if stream else 4.0)
     egress_usd = (asked.body_bytes * 0.09 + answer_bytes * 0.1) / 1e9

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from farhop.store.contract import Change, ChangeKind, Entry, override_key
+from farhop.store.contract import Change, ChangeKind, KeyValue, override_key
 from farhop.store.documents.overrides import DrainOverride, encode
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_settings import EtcdSettings
@@ -27,7 +27,7 @@ def put(region, value) -> Change:
 
 
 def snapshot(**values) -> Change:
-    return Change(ChangeKind.SNAPSHOT, 1, entries=tuple(Entry(override_key(r), v, 1) for r, v in values.items()))
+    return Change(ChangeKind.SNAPSHOT, 1, entries=tuple(KeyValue(override_key(r), v, 1) for r, v in values.items()))
 
 
 DELETE = Change(ChangeKind.DELETE, 3, override_key("tokyo"))

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from regions import Clock, a_report
 
-from farhop.store.contract import Change, ChangeKind, Entry, report_key
+from farhop.store.contract import Change, ChangeKind, KeyValue, report_key
 from farhop.store.documents.report import RegionReport, encode
 from farhop_lab.memory_store import MemoryStore
 from global_lb.links import hubs
@@ -33,7 +33,7 @@ def test_before_it_answers_it_is_not_in_contact_and_a_loss_is_shown_until_it_is_
     recorder = Recorder()
     assert (recorder.hub.status()["in_contact"], recorder.hub.status()["age_s"]) == (False, None)
     assert not recorder.hub.is_read
-    recorder.hub.changed(Change(ChangeKind.SNAPSHOT, 5, entries=(Entry(KEY, encode(a_report()), 4),)))
+    recorder.hub.changed(Change(ChangeKind.SNAPSHOT, 5, entries=(KeyValue(KEY, encode(a_report()), 4),)))
     recorder.clock.at += 2.0
     seen = recorder.hub.status()
     assert (seen["in_contact"], seen["revision"], seen["age_s"], seen["balancers"]) == (True, 5, 2.0, 1)

@@ -15,7 +15,7 @@ from reporting import reporter
 from worlds import regional, replica
 
 from farhop.balance.machine import Address
-from farhop.store.contract import Change, ChangeKind, Entry, report_key
+from farhop.store.contract import Change, ChangeKind, KeyValue, report_key
 from farhop.store.documents.report import encode, to_wire
 from farhop.store.hubs import Hubs
 from farhop_lab.memory_store import MemoryStore
@@ -281,7 +281,7 @@ async def test_the_watcher_has_caught_up_once_every_hub_has_answered_or_is_out_o
     async with watching(store) as (watcher, _, _found):  # type: ignore[arg-type]
         first, second = watcher.hubs
         first.changed(
-            Change(ChangeKind.SNAPSHOT, 1, entries=(Entry(report_key("tokyo", "r1"), encode(a_report()), 1),))
+            Change(ChangeKind.SNAPSHOT, 1, entries=(KeyValue(report_key("tokyo", "r1"), encode(a_report()), 1),))
         )
         (name,) = watcher.links
         watcher.on_channel(name, up=False)

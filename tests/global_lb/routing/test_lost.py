@@ -66,8 +66,8 @@ def test_a_request_waits_for_a_lawful_lost_region_and_no_longer_than_its_cache_i
         return
     assert cached
     assert refusal in (None, outcome.DIED_MID_STREAM)
-    chosen, field = decision.chosen, decision.asked
-    worth_s = field.fill_up_ms(field.at[chosen.region], prompt_bytes) / 1e3
+    chosen, candidates = decision.chosen, decision.candidates
+    worth_s = candidates.fill_up_ms(candidates.at[chosen.region], prompt_bytes) / 1e3
     assert worth_s >= lost.WORTH_MIN_S
     assert until <= min(deadline, lost_at + min(worth_s, lost.WAIT_MAX_S) + 1e-9)
     if first_token_by is not None:

@@ -1,4 +1,4 @@
-"""The choice among a field: near ties, penalties, reasons, and that it is spelled out as it was."""
+"""The choice among candidates: near ties, penalties, reasons, and that it is spelled out as it was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from worlds import field, law, request
+from worlds import candidates, law, request
 
 from farhop.balance.machine import Request
 from global_lb.routing.pick import Decision, pick
@@ -24,19 +24,19 @@ def choose(value, seed: int = 1, route: RouteConfig | None = None, **more: Any) 
 
 
 def drawn(times: int = 400, **regions) -> list[str]:
-    return [choose(field(request("a"), **regions), seed).chosen.region for seed in range(times)]
+    return [choose(candidates(request("a"), **regions), seed).chosen.region for seed in range(times)]
 
 
 def test_a_decision_lists_its_candidates_and_why_others_are_absent() -> None:
-    found = field(request("a"), london={}, frankfurt={}, tokyo={})
+    found = candidates(request("a"), london={}, frankfurt={}, tokyo={})
     found.absent = {"mars": "down"}
     decision = choose(found)
     assert decision.chosen.region == "london"
-    assert [s.region for s in decision.field] == ["london", "frankfurt", "tokyo"]
+    assert [s.region for s in decision.ranked] == ["london", "frankfurt", "tokyo"]
     assert (decision.verdict.epoch, decision.absent, decision.foreign) == (1, {"mars": "down"}, False)
     assert [s.region for s in decision.scored[1:]] == ["london", "tokyo"]
-    nothing = choose(field(request("a")))
-    assert (nothing.chosen, nothing.field) == (None, ())
+    nothing = choose(candidates(request("a")))
+    assert (nothing.chosen, nothing.ranked) == (None, ())
 
 
 def test_near_ties_are_drawn_by_free_slots_and_clear_wins_are_not() -> None:
@@ -55,28 +55,28 @@ def test_the_doubt_of_a_moving_region_makes_ties() -> None:
     assert set(drawn(50, **still)) == {"london"}
     moving = {"london": {"used_share": 0.9, "rates": (-1.0, 30.0, 0.0)}, "frankfurt": {}}
     assert set(drawn(50, **moving)) == {"london", "frankfurt"}
-    found = choose(field(request("a"), **moving)).ties
+    found = choose(candidates(request("a"), **moving)).ties
     assert found == {"frankfurt": 0.0, "london": 30.0}
 
 
 def test_a_penalty_moves_what_others_can_take_and_is_shown() -> None:
-    found = field(request("a"), london={}, frankfurt={}, tokyo=FAR)
+    found = candidates(request("a"), london={}, frankfurt={}, tokyo=FAR)
     found.penalty_ms = np.array([300.0 if name == "london" else 0.0 for name in found.names])
     decision = choose(found)
     assert (decision.chosen.region, decision.spilled_from) == ("frankfurt", "london")
-    far = field(request("a"), london={}, tokyo=FAR)
+    far = candidates(request("a"), london={}, tokyo=FAR)
     far.penalty_ms = np.array([300.0, 0.0])
     assert (choose(far).chosen.region, choose(far).spilled_from) == ("london", None)
 
 
 def test_among_ties_a_region_that_is_not_hot_is_chosen() -> None:
-    found = field(request("a"), london={"used_share": 0.9}, frankfurt={"rtt_ms": 1.0})
+    found = candidates(request("a"), london={"used_share": 0.9}, frankfurt={"rtt_ms": 1.0})
     found.penalty_ms = np.array([0.5, 0.0])
     assert {choose(found, seed).chosen.region for seed in range(20)} == {"london"}
 
 
 def test_policies_not_scored_in_milliseconds_try_hot_regions_last() -> None:
-    found = field(request("a"), london={}, tokyo=FAR)
+    found = candidates(request("a"), london={}, tokyo=FAR)
     found.penalty_ms = np.array([300.0, 0.0])
     route = RouteConfig(policy="failover", regions=("london", "tokyo"))
     assert (choose(found, route=route).chosen.region, choose(found, route=route).spilled_from) == ("tokyo", "london")
@@ -85,36 +85,36 @@ def test_policies_not_scored_in_milliseconds_try_hot_regions_last() -> None:
 
 
 def test_a_decision_that_is_remembered_holds_no_request() -> None:
-    found = field(request("a", 4096, prefix="secret"), london={})
+    found = candidates(request("a", 4096, prefix="secret"), london={})
     assert found.request.chain
-    assert choose(found).asked.request == Request("", "", "", 0, 0, (), 0.0)
+    assert choose(found).candidates.request == Request("", "", "", 0, 0, (), 0.0)
 
 
 def test_decision_has_the_figures_it_was_made_by() -> None:
-    found = field(request("a"), london={}, tokyo={})
+    found = candidates(request("a"), london={}, tokyo={})
     decision = choose(found, overrides=OperatorOverrides({"tokyo": Bias("tokyo", -1000.0, "why", "ann", 9.0)}))
     assert decision.chosen.region == "tokyo"
     assert (decision.chosen.bias_ms, decision.foreign) == (-1000.0, True)
     assert decision.notes == ("bias in ms: tokyo -1000",)
-    assert decision.field[0] == decision.chosen
+    assert decision.ranked[0] == decision.chosen
 
 
 @pytest.mark.parametrize("policy", ["predictive", "nearest"])
 def test_the_terms_of_a_score_in_ms_add_up_to_it(policy: str) -> None:
     busy = {"slots_free": 1, "slots_total": 16, "batch_interference_ms": 0.5, "rates": (-1.0, 30.0, 0.0)}
-    found = field(
+    found = candidates(
         request("a", 200_000), 100.0, london=busy, frankfurt={"tpot_ms": 40.0, "usd_per_gpu_hour": 9.0}, tokyo=FAR
     )  # fmt: skip
     found.penalty_ms = np.array([0.0, 300.0, 0.0])
     decision = choose(found, route=RouteConfig(policy=policy, bias_ms={"tokyo": -20.0}, usd_weight_ms=5000.0))
     terms = decision.terms()
-    for scored in decision.field:
+    for scored in decision.ranked:
         assert sum(terms[scored.region].values()) == pytest.approx(scored.score, rel=1e-6)
     assert any(one["penalty"] for one in terms.values())
     assert any(one["bias"] for one in terms.values())
     assert any(one["price"] for one in terms.values())
-    assert choose(field(request("a"), london={}), route=RouteConfig(policy="least-load")).terms() == {}
-    assert choose(field(request("a"))).terms() == {}
+    assert choose(candidates(request("a"), london={}), route=RouteConfig(policy="least-load")).terms() == {}
+    assert choose(candidates(request("a"))).terms() == {}
 
 
 # -- what brings requests elsewhere is brought here
@@ -127,7 +127,7 @@ CHAIN = len(LONG.chain)
 def shared(**regions: dict[str, Any]) -> Any:
     """Tokyo, 150 ms away, holds all of a prompt of 10,000 tokens; here its prefill takes a second."""
     places = {"london": {}, "tokyo": {"rtt_ms": 150.0, "depth": CHAIN}} | regions
-    return field(LONG, **{name: CALM | given for name, given in places.items()})
+    return candidates(LONG, **{name: CALM | given for name, given in places.items()})
 
 
 def share_here(found: Any, times: int = 2000, **more: Any) -> float:
@@ -165,13 +165,13 @@ def test_no_prefix_is_brought_home_to_a_hot_or_absent_region() -> None:
     found = shared()
     found.penalty_ms = np.array([300.0 if name == "london" else 0.0 for name in found.names])
     assert share_here(found, 100) == 0.0
-    elsewhere = field(LONG, frankfurt=CALM | {"rtt_ms": 90.0}, tokyo=CALM | {"rtt_ms": 150.0, "depth": CHAIN})
+    elsewhere = candidates(LONG, frankfurt=CALM | {"rtt_ms": 90.0}, tokyo=CALM | {"rtt_ms": 150.0, "depth": CHAIN})
     assert {choose(elsewhere, seed).chosen.region for seed in range(100)} == {"tokyo"}
 
 
 def test_an_agent_stays_where_its_session_is() -> None:
     places = {"london": CALM, "tokyo": CALM | {"rtt_ms": 150.0, "depth": CHAIN}}
-    assert share_here(field(msgspec.structs.replace(LONG, tools=True), **places), 100) == 0.0
+    assert share_here(candidates(msgspec.structs.replace(LONG, tools=True), **places), 100) == 0.0
 
 
 @pytest.mark.parametrize("like_it", [1, 3, 7, 20, 100])

@@ -110,13 +110,13 @@ def test_a_redirected_request_counts_as_sent_for_a_while() -> None:
     load = machine.regions.load_of(view.regions["london"].instances[0])
     machine.handle(RequestArrived(request("a", 40_000)), 0.0)
     assert load.outstanding_bytes == 40_000
-    waits = machine.consider(request("b"), 0.0).field
+    waits = machine.consider(request("b"), 0.0).ranked
     assert next(s for s in waits if s.region == "london").wait_ms > 5.0
     machine.redirects.settle(machine.regions, REDIRECTED_S - 0.01)
     assert load.outstanding_bytes == 40_000
     machine.redirects.settle(machine.regions, REDIRECTED_S)
     assert load.outstanding_bytes == 0
-    assert next(s for s in machine.consider(request("b"), 0.0).field if s.region == "london").wait_ms == 5.0
+    assert next(s for s in machine.consider(request("b"), 0.0).ranked if s.region == "london").wait_ms == 5.0
 
 
 def test_a_new_view_ends_redirected_and_there_are_never_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:

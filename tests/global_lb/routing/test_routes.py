@@ -7,11 +7,11 @@ from random import Random
 from typing import Any
 
 import pytest
-from worlds import field, instance, law, request, seen, worldwide
+from worlds import candidates, instance, law, request, seen, worldwide
 
 from farhop.balance.machine import AttemptBegan, AttemptEnded, Forward, RequestArrived
 from farhop.balance.session_affinity import SessionAffinity
-from global_lb.fleet.table import Field
+from global_lb.fleet.table import Candidates
 from global_lb.routing.pick import Decision, pick
 from global_lb.routing.policy import (
     Route,
@@ -20,7 +20,7 @@ from global_lb.routing.policy import (
 from global_lb.routing.routes import Routes, RoutesChanged
 
 
-def choose(value: Field, route: Route) -> Decision:
+def choose(value: Candidates, route: Route) -> Decision:
     verdict = law().request_verdict(value.request)
     return pick(copy(value), verdict, route, Random(1), 0.0, "london")
 
@@ -108,7 +108,7 @@ def test_a_session_stays_while_that_costs_little() -> None:
 
 
 def test_what_a_dollar_is_worth_is_shown_and_the_sum_can_be_checked() -> None:
-    found = field(
+    found = candidates(
         request("a", 4000), 100.0, "london", london={"usd_per_gpu_hour": 9.0}, frankfurt={"usd_per_gpu_hour": 1.0}
     )
     weight = 1e6
@@ -116,13 +116,14 @@ def test_what_a_dollar_is_worth_is_shown_and_the_sum_can_be_checked() -> None:
     assert decision.chosen.region == "frankfurt", "12 ms away, and so much cheaper"
     (note,) = decision.notes
     assert note.startswith("a dollar a request is worth 1e+06 ms")
-    least = min(s.usd for s in decision.field)
-    for one in decision.field:
+    least = min(s.usd for s in decision.ranked)
+    for one in decision.ranked:
         assert one.score == pytest.approx(one.ttft_ms + one.behind_ms + weight * (one.usd - least))
 
 
 def test_a_budget_that_is_spent_keeps_requests_here_until_the_hour_has_passed() -> None:
-    found = field(request("a", body_bytes=10**6), 100.0, "london", london={"wait_ms": 900.0, "egress_usd_per_gb": 1.0},
+    asked = request("a", body_bytes=10**6)
+    found = candidates(asked, 100.0, "london", london={"wait_ms": 900.0, "egress_usd_per_gb": 1.0},
                  frankfurt={"egress_usd_per_gb": 1.0})  # fmt: skip
     routes = Routes({("", ""): RouteConfig(egress_usd_per_hour=0.001)})
     chosen = routes.of("anyone", "llama")

@@ -10,7 +10,7 @@ import pytest
 from inprocess import HOP_KEY, Engine, both, chat, send, topology, until
 
 from farhop.balance.machine import Event
-from farhop.store.contract import Change, ChangeKind, Entry, pick_key, split_key
+from farhop.store.contract import Change, ChangeKind, KeyValue, pick_key, split_key
 from farhop.store.documents.authored import DOCUMENT_LIMIT_BYTES, Authorship, with_author
 from farhop_lab.memory_store import MemoryStore
 from regional_lb.app import overrides
@@ -63,7 +63,7 @@ def put(value: bytes, key: str) -> Change:
 
 
 def snapshot(kind: Kind, **values: bytes) -> Change:
-    return Change(ChangeKind.SNAPSHOT, 1, entries=tuple(Entry(kind.key_of(r), v, 1) for r, v in values.items()))
+    return Change(ChangeKind.SNAPSHOT, 1, entries=tuple(KeyValue(kind.key_of(r), v, 1) for r, v in values.items()))
 
 
 LOST = Change(ChangeKind.LOST, why="gone")

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from random import Random
 
 from farhop.balance.machine import Event
-from farhop.store.contract import Change, ChangeKind, Entry
+from farhop.store.contract import Change, ChangeKind, KeyValue
 from farhop.store.documents.overrides import RefuseOverride, encode
 from farhop_lab.memory_store import MemoryStore
 from regional_lb.app.refusals import RefusalBook
-from regional_lb.scheduler.refusals import Refusal, RefusalsChanged
+from regional_lb.scheduler.refusals import OrderedRefusal, RefusalsChanged
 
 SAID = {"why": "a drill", "author": "ann", "at": datetime(2026, 11, 26, tzinfo=UTC), "for_s": 6.0}
 ALL = RefuseOverride(region="tokyo", **SAID)
@@ -25,7 +25,7 @@ def put(override: RefuseOverride, key: str = "", value: bytes = b"") -> Change:
 def test_active_refusals_are_shown_with_their_end_by_our_clock_and_malformed_ones_are_counted() -> None:
     now, found, refused = [100.0], list[Event](), list[str]()
     book = RefusalBook(MemoryStore(Random(1)), "tokyo", found.append, refused.append, lambda: now[0])
-    all_, half = Refusal(1.0, 106.0, "a drill", "ann"), Refusal(0.5, 107.0, "a drill", "ann")
+    all_, half = OrderedRefusal(1.0, 106.0, "a drill", "ann"), OrderedRefusal(0.5, 107.0, "a drill", "ann")
     book.changed(Change(ChangeKind.SNAPSHOT, 1, entries=()))
     book.changed(put(ALL))
     now[0] = 101.0
@@ -42,7 +42,7 @@ def test_active_refusals_are_shown_with_their_end_by_our_clock_and_malformed_one
     assert [one["model"] for one in book.status()] == ["meta/llama"]
     book.changed(Change(ChangeKind.DELETE, 3, ALL.key))
     book.changed(Change(ChangeKind.LOST, why="gone"))
-    book.changed(Change(ChangeKind.SNAPSHOT, 4, entries=(Entry(HALF.key, encode(HALF), 2),)))
+    book.changed(Change(ChangeKind.SNAPSHOT, 4, entries=(KeyValue(HALF.key, encode(HALF), 2),)))
     assert found[2:] == [RefusalsChanged({"meta/llama": half})]
     book.changed(Change(ChangeKind.SNAPSHOT, 5, entries=()))
     assert found[3:] == [RefusalsChanged({})]

@@ -287,7 +287,7 @@ def seen(room: bool) -> Pick:
 
 def test_the_reasons_of_a_pick() -> None:
     pick = seen(room=True)
-    pick.chosen = pick.field[0]
+    pick.chosen = pick.ranked[0]
     reasons = PickReasons()
     record = reasons.record(pick)
     assert (record["chosen"], record["candidates"][0]["full"]) == ("one", False)
@@ -327,7 +327,7 @@ def test_pick_has_the_terms_of_its_scores_and_explored() -> None:
 
 def test_the_version_of_a_pick_is_shown_with_why() -> None:
     pick, reasons = seen(room=True), PickReasons()
-    pick.chosen = pick.field[0]
+    pick.chosen = pick.ranked[0]
     assert not {"farhop.version", "farhop.split"} & set(reasons.attributes(pick))
     pick.version, pick.assigned = "v1", Assigned("v2", f"{MODEL} v2", "rule 3")
     found, record = reasons.attributes(pick), reasons.record(pick)

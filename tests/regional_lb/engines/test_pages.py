@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,17 +25,18 @@ class Engine:
     """Answers each path with a status and a text; notes the keys that it is given."""
 
     def __init__(self) -> None:
-        self.pages: dict[str, tuple[int, str, str]] = {}
+        self.pages: dict[str, tuple[int, bytes, str]] = {}
         self.keys: dict[str, str | None] = {}
         self.url = ""
 
     def says(self, path: str, body: Any, status: int = 200, content_type: str = "text/plain") -> None:
-        self.pages[path] = status, body if isinstance(body, str) else json.dumps(body), content_type
+        text = body if isinstance(body, bytes) else (body if isinstance(body, str) else json.dumps(body)).encode()
+        self.pages[path] = status, text, content_type
 
     async def answer(self, request: web.Request) -> web.Response:
         self.keys[request.raw_path] = request.headers.get("authorization")
-        status, text, content_type = self.pages.get(request.raw_path, (404, "", "text/plain"))
-        return web.Response(status=status, text=text, content_type=content_type)
+        status, body, content_type = self.pages.get(request.raw_path, (404, b"", "text/plain"))
+        return web.Response(status=status, body=body, content_type=content_type)
 
     def replica(self, **fields: Any) -> ReplicaConfig:
         return ReplicaConfig.model_validate({"url": self.url, "models": ["m"]} | fields)
@@ -73,6 +75,16 @@ async def test_what_is_no_metrics_page_is_an_error(status: int, content_type: st
         with pytest.raises(PageError) as raised:
             await pages.metrics(engine.replica().address, "/metrics")
         assert raised.value.reason == reason
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/models"])
+async def test_a_compressed_page_that_nobody_asked_for_is_named_as_such(path: str) -> None:
+    async with serving() as (engine, pages):
+        engine.says(path, gzip.compress(b"a 1\n"))
+        address = engine.replica().address
+        with pytest.raises(PageError, match="it is compressed") as raised:
+            await (pages.metrics(address, path) if path == "/metrics" else pages.models(address))
+        assert raised.value.reason == "type"
 
 
 async def test_a_page_is_read_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

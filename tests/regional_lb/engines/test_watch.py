@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from inprocess import HOP, HOP_KEY, until
 
+from farhop.balance import outcome
 from farhop.balance.estimate.estimates import Estimates
 from farhop.balance.health.replica import HealthConfig
 from farhop.balance.machine import Event
@@ -782,6 +783,28 @@ async def test_a_refused_probe_holds_a_replica_back_at_once_if_the_law_has_rules
         await place.aclose()
         await until(lambda: not all(ok for _, ok in found.probes[probed:]))
         assert all(found.ready[probed:]) is not ruled
+
+
+async def test_what_requests_find_has_a_replica_asked_at_once_and_held_back_if_nothing_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two names for one server, as one that runs several models."""
+    lists: list[Any] = [listing("m")]
+    seldom = {"probe_s": 0.05, "models_s": 86400.0}
+    async with engine(lists) as url, watching(monkeypatch, {"one": url, "two": url}, **seldom) as found:
+        seen = found.watcher._observed
+        await until(lambda: all(one.ready for one in seen.values()))
+        found.probes.clear()
+        found.ready.clear()
+        found.watcher.doubted("gone", outcome.CONNECT_FAILED)
+        found.watcher.doubted("one", outcome.MODEL_NOT_SERVED)
+        assert not found.probes
+        await until(lambda: not seen["one"].models_doubted.is_set())
+        found.probes.clear()
+        found.ready.clear()
+        found.watcher.doubted("one", outcome.CONNECT_FAILED)
+        assert (found.probes, found.ready) == ([("one", True), ("two", True)], [False, False])
+        await until(lambda: all(one.ready for one in seen.values()))
 
 
 async def test_model_lists_of_many_engines_at_once_make_few_views(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,25 @@ def test_a_trial_after_an_ejection_is_one(replicas: Replicas) -> None:
     assert list(replicas.able(MODEL, 1.8).names) == ["r1", "r2"]
 
 
+def test_who_asks_what_engines_serve_is_told_of_what_may_be_another_process(replicas: Replicas) -> None:
+    told: list[tuple[str, outcome.Outcome]] = []
+    replicas.doubted = lambda name, reason: told.append((name, reason))
+    for reason in (outcome.DIED_BEFORE_START, outcome.CONNECT_FAILED, outcome.TOO_LONG, outcome.MODEL_NOT_SERVED):
+        replicas.failed("r1", reason, 0.0)
+    assert told == [("r1", outcome.CONNECT_FAILED), ("r1", outcome.MODEL_NOT_SERVED)]
+
+
+@pytest.mark.parametrize("reason", sorted(outcome.REFUSALS_OF_THE_WELL, key=lambda one: one.reason))
+def test_a_trial_that_is_refused_by_an_engine_that_is_well_ends_the_ejection(
+    replicas: Replicas, reason: outcome.Outcome
+) -> None:
+    replicas.failed("r1", outcome.CONNECT_FAILED, 0.0)
+    assert replicas.admit("r1", 1.5)
+    replicas.failed("r1", reason, 1.7, 1.5)
+    assert names(replicas) == ["r1", "r2"]
+    assert replicas.health["r1"].read(1.8).state is State.UP
+
+
 _EVENTS = ("reserve", "began", "release", "probe", "fail", "refuse", "answer", "admit", "later", "swap", "sample")
 _steps = st.lists(
     st.tuples(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from worlds import replica, replicas_of
 
 from farhop.balance.ledger import Load, Reservation
-from regional_lb.fleet.table import Columns, Rates, ReducedCapacity, Subset, Table
+from regional_lb.fleet.table import Columns, ReducedCapacity, ScoreInputs, Subset, Table
 from regional_lb.fleet.view import Sample
 
 OUTPUT_TOKENS = 100.0
@@ -174,7 +174,7 @@ def test_each_column_is_its_row_of_the_block() -> None:
     table, names = rows(replica("r")), list(Columns.__annotations__)
     table.block[:, 0] = np.arange(len(names))
     assert [getattr(table, name).item(0) for name in names] == list(range(len(names)))
-    assert Rates._fields == tuple(names[: len(Rates._fields)])
+    assert ScoreInputs._fields == tuple(names[: len(ScoreInputs._fields)])
 
 
 def counted_whole(*replicas) -> Table:

@@ -13,7 +13,7 @@ from hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhop.balance.limits import ByteBudget
+from farhop.balance.bounds import ByteBudget
 from regional_lb.picker import http2
 from regional_lb.picker.connection import GatewayConnection
 

@@ -18,7 +18,7 @@ from farhop.balance import outcome
 from farhop.store.contract import LAW_KEY
 from farhop_lab.memory_store import MemoryCluster
 from regional_lb.picker import messages
-from topology import policy
+from topology import law_document
 from topology.law import Law
 
 EVENT = b'data: {"choices":[{"delta":{"content":"one"}}]}\n\n'
@@ -256,7 +256,7 @@ async def test_a_law_that_forbids_it_meanwhile_takes_it_back_from_the_gateway(wh
         if when == "sent":
             assert text_of(sent(stream), of_request=True)[1] == 1
         narrowed = tenant("anywhere", residency={"processing": {"allow": ["world"], "deny": ["us"]}})
-        text = policy.encode({"tenants": [narrowed]}, 2, "ann", "drill", "2026-05-01T12:00:00Z")
+        text = law_document.encode({"tenants": [narrowed]}, 2, "ann", "drill", "2026-05-01T12:00:00Z")
         cluster.put(LAW_KEY, text)
         await until(lambda: one.balancer.flow.law.epoch == 2)
         if when == "reading":
@@ -280,8 +280,8 @@ async def test_a_replica_that_fails_under_a_narrower_law_is_not_reported_as_the_
         stream.take(body(CHAT))
         sent(stream)
         flow, narrowed = one.balancer.flow, tenant("anywhere", residency={"processing": {"allow": ["eu"]}})
-        text = policy.encode({"tenants": [narrowed]}, 2, "ann", "drill", "2026-05-01T12:00:00Z")
-        flow.law = Law(policy.read(text, flow.law.topology, "test").over(flow.law.topology))
+        text = law_document.encode({"tenants": [narrowed]}, 2, "ann", "drill", "2026-05-01T12:00:00Z")
+        flow.law = Law(law_document.read(text, flow.law.topology, "test").over(flow.law.topology))
         assert stream._run is not None
         stream._run.lost(outcome.BAD_FRAMING)
         (failed,) = sent(stream)

@@ -452,10 +452,10 @@ def test_the_next_request_is_sent_where_its_prefix_is_being_computed() -> None:
     assert flow.replicas.trie.match(first.chain) == {sent.target: len(first.chain)}
     choice = flow.wait_estimate.consider(second, flow.wait_estimate.need_of(second), 0.1)
     assert choice is not None
-    assert {one.replica: one.hit_tokens for one in choice.field}[sent.target] == 8192 / 4
+    assert {one.replica: one.hit_tokens for one in choice.ranked}[sent.target] == 8192 / 4
     choice = flow.wait_estimate.consider(other, flow.wait_estimate.need_of(other), 0.1)
     assert choice is not None
-    assert {one.hit_tokens for one in choice.field} == {0.0}
+    assert {one.hit_tokens for one in choice.ranked} == {0.0}
 
 
 @pytest.mark.parametrize("how", ["refused", "answered whole", "gone"])

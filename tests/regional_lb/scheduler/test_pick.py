@@ -15,13 +15,13 @@ from worlds import replica, replicas_of
 from farhop.balance.estimate.cost import prefill_work
 from farhop.balance.ledger import Reservation
 from farhop.balance.prefix import chain
+from regional_lb.fleet.blocks import Known
 from regional_lb.fleet.view import Sample
 from regional_lb.scheduler.deferred import NO_DEFERRED, Deferral, Deferred
 from regional_lb.scheduler.pick import (
     DEFER_S,
     EXPLORED_SHARE,
-    FIELD_MAX,
-    Known,
+    REMEMBERED_MAX,
     expected_wait_ms,
     least,
     pick,
@@ -65,7 +65,7 @@ def test_reason_of_a_version_is_of_low_cardinality() -> None:
 def test_the_choice_has_its_candidates_and_the_full_replicas() -> None:
     choice = choose(replica("r1"), replica("r2", prefill_ms_per_token=0.3), reserved=FULL)
     assert choice.chosen.replica == "r2"
-    assert [s.replica for s in choice.field] == ["r1", "r2"]
+    assert [s.replica for s in choice.ranked] == ["r1", "r2"]
     assert choice.full == ("r1",)
     nobody = choose(replica("r1"), reserved=FULL)
     assert (nobody.chosen, nobody.full) == (None, ("r1",))
@@ -74,17 +74,17 @@ def test_the_choice_has_its_candidates_and_the_full_replicas() -> None:
 def test_a_picks_field_does_not_change_with_later_load() -> None:
     both = replicas_of(replica("r1"), replica("r2"))
     choice = pick(NEED, both.whole, (), Predictive(), 0.0, Random(1))
-    before = choice.field
+    before = choice.ranked
     both.ledger.reserve("q", Reservation("r1", 700, 700))
     both.served("r2", 1e4, 1e5, 100, 0.0)
     both.age(1.0)
-    assert choice.field == before
+    assert choice.ranked == before
 
 
 def test_a_decision_keeps_only_the_best_of_very_many_candidates() -> None:
-    many = [replica(f"r{i}", prefill_ms_per_token=1.0 + i) for i in range(3 * FIELD_MAX)]
+    many = [replica(f"r{i}", prefill_ms_per_token=1.0 + i) for i in range(3 * REMEMBERED_MAX)]
     choice = choose(*many)
-    assert [s.replica for s in choice.field] == [f"r{i}" for i in range(FIELD_MAX)]
+    assert [s.replica for s in choice.ranked] == [f"r{i}" for i in range(REMEMBERED_MAX)]
     assert choice.chosen.replica == "r0"
 
 
@@ -179,7 +179,7 @@ def test_of_a_long_prompt_the_work_counts_not_the_tokens() -> None:
         chosen, work = choice.chosen, prefill_work(10_000.0, prompt_tokens)
         assert (chosen.uncached_tokens, chosen.work_tokens) == (10_000.0, pytest.approx(work))
         assert choice.prefill_ms == pytest.approx(0.1 * work)
-        for scored in choice.field:
+        for scored in choice.ranked:
             assert sum(choice.terms()[scored.replica].values()) == pytest.approx(scored.score)
             assert choice.terms()[scored.replica]["prefill"] == pytest.approx(0.1 * scored.work_tokens)
     short = pick(NEED, rows, [], Predictive(), 0.0, Random(1)).chosen
@@ -237,13 +237,13 @@ def test_a_delay_is_part_of_the_score_and_shown() -> None:
     both = table(replica("r1"), replica("r2"))
     delay = np.array([50.0, 0.0])
     choice = pick(NEED, both, (), Predictive(), 0.0, Random(1), Known({"r2": 0.0}, {}), delay)
-    assert {s.replica: (s.delay_ms, s.exact) for s in choice.field} == {"r1": (50.0, False), "r2": (0.0, True)}
-    best, other = choice.field
+    assert {s.replica: (s.delay_ms, s.exact) for s in choice.ranked} == {"r1": (50.0, False), "r2": (0.0, True)}
+    best, other = choice.ranked
     assert (best.replica, other.score - best.score) == ("r2", pytest.approx(50.0))
-    many = table(*(replica(f"r{i:03}") for i in range(2 * FIELD_MAX)))
-    delays = np.arange(2.0 * FIELD_MAX)
+    many = table(*(replica(f"r{i:03}") for i in range(2 * REMEMBERED_MAX)))
+    delays = np.arange(2.0 * REMEMBERED_MAX)
     short = pick(NEED, many, (), Predictive(), 0.0, Random(1), delay_ms=delays)
-    assert [s.delay_ms for s in short.field][:FIELD_MAX] == delays[:FIELD_MAX].tolist()
+    assert [s.delay_ms for s in short.ranked][:REMEMBERED_MAX] == delays[:REMEMBERED_MAX].tolist()
 
 
 @given(st.integers(9, 400), st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 6))
@@ -267,7 +267,7 @@ def test_the_terms_of_a_score_in_ms_add_up_to_it() -> None:
     choice = pick(NEED, rows, ((512.0, 2),), Predictive(), 0.0, Random(1), delay_ms=np.array([0.0, 200.0, 0.0]))
     terms = choice.terms()
     token_ms = (rows.tpot_ms + rows.batch_interference_ms * rows.in_flight).tolist()
-    for scored in choice.field:
+    for scored in choice.ranked:
         place = rows.of.at[scored.replica]
         assert sum(terms[scored.replica].values()) == pytest.approx(scored.score)
         assert terms[scored.replica]["decode"] == pytest.approx(
@@ -285,7 +285,7 @@ def test_only_scores_in_milliseconds_have_terms() -> None:
     peaks = LeastLatency()
     peaks.adopt(rows.of.names)
     choice = pick(NEED, rows, (), peaks, 0.0, Random(1))
-    for scored in choice.field:
+    for scored in choice.ranked:
         assert sum(choice.terms()[scored.replica].values()) == pytest.approx(scored.score)
     assert choice.terms()["r1"]["others"] == pytest.approx(choice.terms()["r1"]["first byte"])
 

@@ -128,7 +128,7 @@ def test_foreign_requests_neither_precede_nor_displace_local_ones() -> None:
     assert (queue.foreign_waits_s("m", 2.5), queue.foreign_waits_s("n", 2.5)) == (2.5, 0.0)
     assert [queue.foreign_waits_s("m", 2.5, but) for but in (("g1",), ("g1", "g2"))] == [1.5, 0.0]
     assert [w.id for w in queue.first("m", 8, NOW)] == ["g1", "g2", "own"]
-    assert [w.id for w in queue.first("m", 8, NOW, own=True)] == ["own"]
+    assert [w.id for w in queue.in_order("m", NOW, own=True)] == ["own"]
     for _ in range(STARVED_EVERY - 1):
         queue.remove("g2", served=True)
         push(queue, "g2", now=5.0, foreign=True)

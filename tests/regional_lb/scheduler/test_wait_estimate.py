@@ -138,7 +138,7 @@ def test_an_engines_own_report_takes_precedence_over_the_estimate() -> None:
     assert hits_of(flow, need) == {"r1": 32.0, "r2": 64.0, "r3": 64.0}  # r2's is known to be at least 32
     choice = flow.wait_estimate.consider(asked, need, 0.0)
     assert choice is not None
-    assert {scored.replica: (scored.exact, scored.hit_tokens) for scored in choice.field} == {
+    assert {scored.replica: (scored.exact, scored.hit_tokens) for scored in choice.ranked} == {
         "r1": (True, 32.0), "r2": (False, 64.0), "r3": (False, 64.0),
     }  # fmt: skip
 

@@ -21,11 +21,11 @@ from farhop.store.documents.authored import Authorship
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.overrides import BiasOverride, DrainOverride
 from farhop.store.envelope import bare
-from topology import policy
+from topology import law_document
 from topology.problems import TopologyError
 
 if TYPE_CHECKING:
-    from farhop.store.contract import Entry, Store
+    from farhop.store.contract import KeyValue, Store
     from topology.law import Law
     from topology.model import Topology
 
@@ -243,7 +243,7 @@ class Acts:
             raise ActError(str(error)) from None
         return drain.key if act.do == "undrain" else bias.key, None, None
 
-    def _shown(self, entry: Entry | None, document: bytes | None) -> dict[str, Any]:
+    def _shown(self, entry: KeyValue | None, document: bytes | None) -> dict[str, Any]:
         return {
             "revision": entry.revision if entry is not None else 0,
             "stands": _decoded(entry.value) if entry is not None else None,
@@ -261,7 +261,7 @@ class Acts:
         effects = effect.drained if act.do == "drain" else effect.biased
         return effects(law.topology, statuses, act.target)
 
-    def _checked(self, act: Act, entry: Entry | None, statuses: Statuses, stranded: Sequence[str]) -> None:
+    def _checked(self, act: Act, entry: KeyValue | None, statuses: Statuses, stranded: Sequence[str]) -> None:
         _confirmed(act)
         if (entry.revision if entry is not None else 0) != act.revision:
             raise ActError("somebody else changed it since it was shown; look at it again", 409)
@@ -346,10 +346,10 @@ def _confirmed(act: Act) -> None:
         raise ActError("revision: give the revision that the dry run showed")
 
 
-def _over(document: bytes, world: Topology) -> Topology | None:
+def _over(document: bytes, topology: Topology) -> Topology | None:
     """The map under this law; None if the law does not fit the map."""
     try:
-        return policy.read(document, world, "etcd").over(world)
+        return law_document.read(document, topology, "etcd").over(topology)
     except TopologyError:
         return None
 

@@ -97,7 +97,7 @@ def test_the_usage_is_in_the_last_event() -> None:
 
 def test_a_streams_text_is_taken_once() -> None:
     prompt = read(stream=True)
-    more = transcript.continuation(prompt, (), 1)
+    more = transcript.answer_chain(prompt, (), 1)
     assert more is not None
     found = transcript.Transcript(more)
     for name, text in [

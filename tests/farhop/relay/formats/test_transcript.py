@@ -14,7 +14,7 @@ from farhop.balance.prefix.chain import chain
 from farhop.relay.formats import bodies
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import Prompt
-from farhop.relay.formats.transcript import TEXT_BYTES_MAX, Continuation, Transcript, continuation
+from farhop.relay.formats.transcript import TEXT_BYTES_MAX, AnswerChain, Transcript, answer_chain
 from farhop.relay.upstream import tap
 from farhop.relay.upstream.tap import BodyTap, StreamTap
 
@@ -44,8 +44,8 @@ def read(kind: Kind, **body: Any) -> Prompt:
     return bodies.read(kind, json.dumps({"model": "m", **body}).encode())
 
 
-def going_on(prompt: Prompt) -> Continuation:
-    made = continuation(prompt, chain(prompt.canonical, SEED), SEED)
+def going_on(prompt: Prompt) -> AnswerChain:
+    made = answer_chain(prompt, chain(prompt.canonical, SEED), SEED)
     assert made is not None
     return made
 
@@ -72,7 +72,7 @@ def stream_of(kind: Kind, text: list[str], data: Any) -> bytes:
     return b"".join(one + end for one in [*events, usage, b"data: [DONE]"])
 
 
-def read_back(stream: bytes, cuts: list[int], of: Continuation) -> tuple[tuple[int, ...], int]:
+def read_back(stream: bytes, cuts: list[int], of: AnswerChain) -> tuple[tuple[int, ...], int]:
     made = Transcript(of)
     through = StreamTap(True, made)
     for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True):
@@ -179,7 +179,7 @@ def test_a_body_of_another_format_gives_no_transcript(document: bytes) -> None:
 def test_a_pending_transcript_keeps_less_than_one_block_of_its_prompt() -> None:
     kept = going_on(chat("x" * 100_000))
     assert len(kept.tail.remainder) < 4096 + 20
-    assert continuation(chat(n=2), (), SEED) is None
+    assert answer_chain(chat(n=2), (), SEED) is None
 
 
 def test_a_transcript_does_not_show_its_text_in_repr() -> None:

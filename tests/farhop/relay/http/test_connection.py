@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from relay_wire import SSE, Line, chunk, plain, post, until
 
 from farhop.balance import outcome
-from farhop.balance.limits import ByteBudget, SlotLimit
+from farhop.balance.bounds import ByteBudget, SlotLimit
 from farhop.relay.answers import Reply
 from farhop.relay.http.connection import ClientConnection, ClientLimits
 from farhop.relay.http.cork import Cork

@@ -17,7 +17,7 @@ from farhop.balance.health.inquiry import QUIET_S, STALL_PAUSES
 from farhop.balance.machine import AttemptEnded
 from farhop.balance.prefix.chain import chain, tail
 from farhop.relay import relay as relays
-from farhop.relay.formats.transcript import Continuation
+from farhop.relay.formats.transcript import AnswerChain
 from farhop.relay.upstream.pool import UpstreamLimits
 from farhop_lab.world.certs import Authority
 
@@ -72,7 +72,7 @@ async def test_where_it_is_listened_to_the_machine_gets_prompt_and_answer(
 ) -> None:
     s = await stage()
     known = chain(PROMPT, 7)
-    s.handler.continuation = Continuation(tail(PROMPT, known, 7), "text") if listens else None
+    s.handler.answer_chain = AnswerChain(tail(PROMPT, known, 7), "text") if listens else None
     body = b'{"choices":[{"index":0,"text":"%b"}]}' % (b"a" * 400)
     events = chunk(b"data: " + body[:50]) + chunk(body[50:] + b"\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
     json = b"content-type: application/json\r\n"

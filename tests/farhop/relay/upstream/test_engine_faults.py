@@ -17,11 +17,13 @@ from farhop.balance.outcome import Outcome
 from farhop.relay.upstream import engine_faults
 from farhop.relay.upstream.engine_faults import (
     FaultTap,
+    PageTap,
     RefusalTap,
     in_event,
     in_text,
     is_too_long,
     is_unsupported,
+    lacks_model,
     refuses_salt,
 )
 from farhop.relay.upstream.tap import StreamTap
@@ -213,6 +215,24 @@ def test_a_refusal_by_a_real_engine_does_not_count_as_its_failure(page: Page) ->
     assert passed == (b"" if made.reason is not None else page.body)
 
 
+def test_the_page_of_a_web_server_is_no_engine_s() -> None:
+    assert is_unsupported(b"\r\n<html>\r\n<head><title>404 Not Found</title></head>")
+    assert not is_unsupported(b"model < 3 not found")
+
+
+@pytest.mark.parametrize("size", [1, 7, 9000])
+def test_html_is_no_answer_and_what_is_only_called_so_is_one(size: int) -> None:
+    def passed(body: bytes) -> tuple[bytes, Outcome | None]:
+        made = PageTap()
+        given = b"".join(made.feed(body[at : at + size]) for at in range(0, len(body), size)) + made.finish()
+        assert made.held_bytes == 0
+        return given, made.reason
+
+    assert passed(b"\r\n <!doctype html>" + b"x" * 6000) == (b"", outcome.NO_ENGINE_THERE)
+    for body in (b'\n{"choices":[{"text":"<html>"}]}', b"", b" " * 9000 + b"<html>"):
+        assert passed(body) == (body, None)
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -248,6 +268,27 @@ def test_other_refusals_pass_as_they_are_and_so_do_long_ones() -> None:
 @pytest.mark.parametrize("page", REFUSED, ids=lambda page: f"{page.engine}-{page.name}")
 def test_length_refusals_are_told_from_other_errors_in_real_engines_pages(page: Page) -> None:
     assert is_too_long(page.body) == ("too-long" in page.name or "context" in page.name)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"object":"error","message":"The model `m/x-3.1` does not exist.","type":"NotFoundError","code":404}',
+        '{"error":{"message":"model \\"m:8b\\" not found, try pulling it first","type":"api_error","code":null}}',
+        '{"error":{"message":"Model not found: m","type":"not_found"}}',
+        '{"detail":"Unknown model: m"}',
+        '{"error":"Request for unknown model: \'m\' is not found"}',
+        '{"error":{"message":"The model `m` does not exist or you have no access to it.","code":"model_not_found"}}',
+    ],
+)
+def test_an_engine_that_lacks_the_model_is_recognised(said: str) -> None:
+    assert lacks_model(said.encode())
+    assert not is_unsupported(said.encode())
+
+
+@pytest.mark.parametrize("page", [page for page in REFUSED if page.status == 404], ids=lambda page: page.name)
+def test_a_missing_model_is_told_from_other_404s_in_real_engines_pages(page: Page) -> None:
+    assert lacks_model(page.body) == (page.name in ("error-no-such-model", "error-no-such-adapter"))
 
 
 def test_the_pages_have_every_kind_of_refusal() -> None:

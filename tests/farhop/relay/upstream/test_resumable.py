@@ -13,7 +13,7 @@ from farhop.balance.prefix import chain
 from farhop.relay.formats.exact_resumption import ExactProgress, HopProgress
 from farhop.relay.formats.resumption import CHAT, EVENT_BYTES_MAX, plan
 from farhop.relay.formats.text_resumption import TEXT_BYTES_MAX, TextProgress
-from farhop.relay.formats.transcript import Continuation, Transcript
+from farhop.relay.formats.transcript import AnswerChain, Transcript
 from farhop.relay.upstream import engine_faults
 from farhop.relay.upstream.pool import EVENTS_A_TURN
 from farhop.relay.upstream.resumable import ExactTap, Resumption, TextTap
@@ -228,7 +228,7 @@ def test_event_in_the_form_of_the_previous_one_is_parsed_alike(
 ) -> None:
     def tap() -> tuple[ExactTap, Transcript]:
         request = plan(CHAT, BODY)
-        heard = Transcript(Continuation(chain.tail(b"prompt", (), 1, b""), "content"))
+        heard = Transcript(AnswerChain(chain.tail(b"prompt", (), 1, b""), "content"))
         progress = HopProgress(request, BODY) if for_hop else ExactProgress(request, BODY)
         return ExactTap(hide, heard, "", progress, owner(1_000_000)), heard
 

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from farhop.accounts import segments
 from farhop.accounts.audit import AuditLog, Decided, Files
-from farhop.accounts.usage import Event, Reading
+from farhop.accounts.usage import CloudEvent, Reading
 from farhop.config import ConfigError, problems_of
 from farhop.service.authentication.authenticator import Caller
 from topology.law import Law
@@ -40,7 +40,7 @@ async def up(engine: Engine, folder: Path, **usage: Any) -> AsyncIterator[Both]:
         yield running
 
 
-def events(folder: Path) -> list[Event]:
+def events(folder: Path) -> list[CloudEvent]:
     return sorted(Reading().events(line for _, line in segments.read(folder)), key=lambda one: one.time)
 
 

@@ -103,7 +103,7 @@ async def test_a_process_waits_for_its_etcd(tier: str, tmp_path: Path, monkeypat
     etcd = EmbeddedEtcd(port=port, folder=tmp_path / "etcd")
     kind, process, _ = OF_EACH[tier]
     config = load(kind, written(tmp_path, tier, etcd.endpoint, admin))
-    daemon: Daemon = process(config, stores.world(config), Random(1))
+    daemon: Daemon = process(config, stores.topology_of(config), Random(1))
     with capture_logs() as lines:
         opening = asyncio.create_task(daemon.open())
         try:

@@ -25,7 +25,7 @@ from farhop.telemetry.metrics import TierMetrics
 from farhop_lab.memory_store import MemoryStore
 from farhop_lab.world.certs import Authority
 from farhop_lab.world.etcd import EmbeddedEtcd
-from topology import load as worlds
+from topology import load as topologies
 from topology.law import Law
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ def world(tmp_path: Path) -> Topology:
 
 
 def made(folder: Path, hubs: dict[str, list[str]]) -> Topology:
-    document: dict[str, Any] = worlds.document(worlds.shipped("three-regions").read_text(), "three-regions")
+    document: dict[str, Any] = topologies.document(topologies.shipped("three-regions").read_text(), "three-regions")
     document["hubs"] = hubs
     for region in document["regions"]:
         region["hub"] = HOMES[region["name"]]
     path = folder / "world.yaml"
     path.write_text(yaml.safe_dump(document))
-    return worlds.load(path)
+    return topologies.load(path)
 
 
 def process(region: str = "virginia", **more: Any) -> Process:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farhop.service.authentication.keybook import KeyBook
-from farhop.store.contract import Change, ChangeKind, Entry, issued_key
+from farhop.store.contract import Change, ChangeKind, KeyValue, issued_key
 from farhop.store.documents import issued_keys
 from farhop.store.documents.issued_keys import IssuedKey
 
@@ -44,7 +44,7 @@ class Followed:
 
     def snapshot(self, *values: bytes) -> None:
         self.revision += 1
-        entries = tuple(Entry(issued_key("k1"), value, self.revision) for value in values)
+        entries = tuple(KeyValue(issued_key("k1"), value, self.revision) for value in values)
         self.book.changed(Change(ChangeKind.SNAPSHOT, self.revision, entries=entries))
 
 

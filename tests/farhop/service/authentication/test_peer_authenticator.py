@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from farhop.identity.certificate_names import Peer
+from farhop.identity.certificate_names import BalancerIdentity
 from farhop.service.authentication.peer_authenticator import ANY_PEER, PeerAuthenticator
 
 HERE = PeerAuthenticator("farhop.internal", mutual=True)
@@ -35,7 +35,9 @@ async def test_without_peer_authentication_no_peer_is_proven() -> None:
 
 async def test_the_name_must_be_that_of_the_requested_tier_and_region() -> None:
     paris = context("127.0.0.1", "spiffe://farhop.internal/farhop/global/paris")
-    assert await HERE.proven(paris, "global", "paris") == await HERE.proven(paris) == Peer("global", "paris")
+    assert (
+        await HERE.proven(paris, "global", "paris") == await HERE.proven(paris) == BalancerIdentity("global", "paris")
+    )
     for tier, region, message in (
         ("regional", None, "not a regional"),
         ("global", "tokyo", "not a global bal"),

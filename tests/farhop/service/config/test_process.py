@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from farhop.config import ConfigError, load, problems_of
 from farhop.service.config import process
-from farhop.service.config.process import Admin, Entry, Limits, Process
+from farhop.service.config.process import Admin, ClientListen, Limits, Process
 from farhop_lab.world.certs import Authority
 
 SECRET = "correct-horse-battery-staple"
@@ -54,9 +54,9 @@ def test_every_limit_is_explained(tmp_path: Path) -> None:
 
 
 def test_a_shared_port_is_the_same_in_every_instance() -> None:
-    assert Entry.model_validate({"port": 8080, "reuse_port": True}).reuse_port
+    assert ClientListen.model_validate({"port": 8080, "reuse_port": True}).reuse_port
     with pytest.raises(ValueError, match="needs a port that is the same in every instance, not 0"):
-        Entry.model_validate({"port": 0, "reuse_port": True})
+        ClientListen.model_validate({"port": 0, "reuse_port": True})
 
 
 def test_every_error_at_once_with_its_path(tmp_path: Path) -> None:

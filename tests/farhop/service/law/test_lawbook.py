@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from farhop.service.law import lawbook
 from farhop.service.law.lawbook import LawBook
-from farhop.store.contract import LAW_KEY, Change, ChangeKind, Entry, StoreError
+from farhop.store.contract import LAW_KEY, Change, ChangeKind, KeyValue, StoreError
 from farhop.store.envelope import Keys, Signer, public_key
 from farhop.store.state import StateDir
 from farhop.telemetry.metrics import TierMetrics
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
-from topology import policy
+from topology import law_document
 from topology.law import Law
 from topology.load import load, parse, shipped
 from topology.model import Topology
@@ -44,7 +44,7 @@ def put(value, revision=5) -> Change:
 
 
 def snapshot(value=b"", revision=5) -> Change:
-    return Change(ChangeKind.SNAPSHOT, revision, entries=(Entry(LAW_KEY, value, revision),) if value else ())
+    return Change(ChangeKind.SNAPSHOT, revision, entries=(KeyValue(LAW_KEY, value, revision),) if value else ())
 
 
 DELETE = Change(ChangeKind.DELETE, 6, LAW_KEY)
@@ -118,7 +118,7 @@ def test_a_law_of_an_older_epoch_is_refused_even_after_etcd_was_wiped(stage, old
 
 
 def test_a_process_whose_file_is_newer_uses_its_file():
-    stage = Stage(law=Law(policy.read(document(8, "us"), WORLD, "x").over(WORLD)))
+    stage = Stage(law=Law(law_document.read(document(8, "us"), WORLD, "x").over(WORLD)))
     assert stage.apply(snapshot(document(3))) == []
     assert stage.lawful() == {"virginia"}
     assert stage.refused == ["law_older"]
@@ -139,7 +139,7 @@ def test_a_different_law_of_the_same_epoch_changes_nothing_and_is_logged(stage):
 
 
 def test_the_file_s_own_law_in_etcd_names_its_author(stage):
-    law = policy.encode(policy.document_of(WORLD), 1, "ann", "as ever", "2026-05-01T12:00:00Z")
+    law = law_document.encode(law_document.document_of(WORLD), 1, "ann", "as ever", "2026-05-01T12:00:00Z")
     assert stage.apply(snapshot(law)) == [1]
     assert (stage.book.status()["source"], stage.refused) == ("etcd", [])
 
@@ -296,7 +296,7 @@ def test_a_law_that_did_not_fit_the_map_is_tried_again_with_the_next_map(stage):
 
 def test_other_keys_are_ignored(stage):
     assert stage.apply(Change(ChangeKind.PUT, 4, f"{LAW_KEY}yer", document(9))) == []
-    other = Entry(f"{LAW_KEY}s", document(9), 3)
+    other = KeyValue(f"{LAW_KEY}s", document(9), 3)
     assert stage.apply(Change(ChangeKind.SNAPSHOT, 4, entries=(other,))) == []
     assert stage.refused == []
 
@@ -414,7 +414,7 @@ def test_a_start_never_goes_below_the_newest_law_seen(tmp_path):
 
 def test_a_newer_topology_file_goes_before_what_is_on_disk(tmp_path):
     Stage(state=kept(tmp_path)).apply(snapshot(document(5, "us")))
-    newer = Stage(law=Law(policy.read(document(8), WORLD, "x").over(WORLD)), state=kept(tmp_path))
+    newer = Stage(law=Law(law_document.read(document(8), WORLD, "x").over(WORLD)), state=kept(tmp_path))
     newer.book.remember()
     assert (newer.adopted, newer.book.law.epoch) == ([], 8)
 

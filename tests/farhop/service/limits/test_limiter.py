@@ -85,7 +85,7 @@ class Stage:
 
     async def admit(self, one: Request | None = None, key_id: str = "", sub: str = "", user: str = "") -> Any:
         """The context of a request that is let in, or the reply."""
-        context = SimpleNamespace(caller=SimpleNamespace(key_id=key_id, user=sub), reserved=None)
+        context = SimpleNamespace(caller=SimpleNamespace(key_id=key_id, user=sub), charge=None)
         text = self.limiter.admit(context, one or request(), user)
         while isinstance(text, asyncio.Future):
             await text
@@ -120,11 +120,11 @@ async def test_an_unlimited_tenant_costs_one_look_up() -> None:
     stage = Stage(Limit(model="other", requests_per_minute=1), Limit(key="k1", requests_per_minute=1))
     try:
         context = await stage.admit()
-        assert (context.reserved, stage.asked) == (None, 0)
-        assert (await stage.admit(request("other"))).reserved is not None
-        assert (await stage.admit(key_id="k1")).reserved is not None
+        assert (context.charge, stage.asked) == (None, 0)
+        assert (await stage.admit(request("other"))).charge is not None
+        assert (await stage.admit(key_id="k1")).charge is not None
         assert isinstance(await stage.admit(key_id="k1"), Reply)
-        assert (await stage.admit(key_id="k2")).reserved is None
+        assert (await stage.admit(key_id="k2")).charge is None
     finally:
         await stage.limiter.close()
 
@@ -154,7 +154,7 @@ async def test_invalid_message_of_a_root_is_ignored_and_the_next_valid_one_count
         assert stage.limiter.is_silent(stage.limiter.lenders["tokyo"])
         stage.limiter.borrow, stage.now = honest, stage.now + limiter.REFRESH_S
         context = await stage.admit()
-        assert b"ratelimit" in context.reserved.headers()
+        assert b"ratelimit" in context.charge.headers()
     finally:
         await stage.limiter.close()
 
@@ -165,14 +165,14 @@ async def test_all_that_match_must_have_room_and_nothing_is_taken_of_any_else() 
     )
     try:
         for _ in range(2):
-            assert (await stage.admit()).reserved is not None
+            assert (await stage.admit()).charge is not None
         refused = await stage.admit()
         assert isinstance(refused, Reply)
         assert (refused.status, refused.outcome) == (429, outcome.RATE_LIMITED)
         assert b"25 output tokens per minute" in refused.body
         assert b'"type":"tokens"' in refused.body
         assert b"retry-after-ms: 12" in refused.extra, "5 more leak in 12 s"
-        assert (await stage.admit(request(tokens=5))).reserved is not None
+        assert (await stage.admit(request(tokens=5))).charge is not None
     finally:
         await stage.limiter.close()
 
@@ -205,7 +205,7 @@ async def test_a_request_is_settled_once_by_what_became_of_it(
         for holding in stage.limiter.lenders["tokyo"].holder.holdings.values():
             holding.want = 0
         for _ in range(2):
-            context.reserved.settle(active, reason, usage)
+            context.charge.settle(active, reason, usage)
         for _ in range(9):  # the amount borrowed ahead is returned
             await stage.settled()
         assert stage.used() == used
@@ -216,14 +216,14 @@ async def test_a_request_is_settled_once_by_what_became_of_it(
 async def test_without_a_root_the_safe_part_is_used_and_refusals_have_retry_after() -> None:
     stage = Stage(Limit(requests_per_minute=10), safe_share=0.2, safe=("tokyo/g1",))
     try:
-        assert (await stage.admit()).reserved is not None
+        assert (await stage.admit()).charge is not None
         stage.root = None
         stage.now += LEASE_S + 5.0
         refused = await stage.admit()
         assert isinstance(refused, Reply), "its own part began full"
         assert b"x-should-retry: true" in refused.extra
         stage.now += 60.0
-        assert (await stage.admit()).reserved is not None
+        assert (await stage.admit()).charge is not None
         assert stage.limiter.status()["lent_by"]["tokyo"]["lease"] is False
     finally:
         await stage.limiter.close()
@@ -233,7 +233,7 @@ async def test_an_answer_without_a_limit_of_its_own_is_expected_to_be_as_those_b
     stage = Stage(Limit(output_tokens_per_minute=20_000))
     try:
         first = await stage.admit(request(tokens=None))
-        first.reserved.settle(ended(), outcome.SERVED, Usage(10, 100))
+        first.charge.settle(ended(), outcome.SERVED, Usage(10, 100))
         await stage.settled()
         before = (
             stage.limiter.lenders["tokyo"].holder.holdings[bucket_of("acme", Limit(), "output_tokens_per_minute")].spent
@@ -253,7 +253,7 @@ async def test_each_of_several_answers_is_taken_for_and_learned_from() -> None:
         first = await stage.admit(request(tokens=50, answers=6))
         (holding,) = stage.limiter.lenders["tokyo"].holder.holdings.values()
         assert holding.spent == 300
-        first.reserved.settle(ended(of=request(tokens=50, answers=6)), outcome.SERVED, Usage(10, 240))
+        first.charge.settle(ended(of=request(tokens=50, answers=6)), outcome.SERVED, Usage(10, 240))
         assert holding.refunded == 60
         await stage.admit(request(tokens=None, answers=3))
         assert holding.spent == 300 + 3 * 2 * 40
@@ -268,16 +268,16 @@ async def test_a_client_that_leaves_before_the_usage_is_charged_as_much_as_other
         first = await stage.admit(free)
         (holding,) = stage.limiter.lenders["tokyo"].holder.holdings.values()
         stage.now += 2.0
-        first.reserved.settle(ended(stage.now - 2.0, of=free), outcome.SERVED, Usage(10, 100))  # 50 a second
+        first.charge.settle(ended(stage.now - 2.0, of=free), outcome.SERVED, Usage(10, 100))  # 50 a second
         second, bounded = await stage.admit(free), await stage.admit(request(tokens=20, stream=True))
         stage.now += 30.0
         holding.owed = holding.refunded = 0
-        second.reserved.settle(ended(stage.now - 30.0, of=free), outcome.CLIENT_LEFT, None)
+        second.charge.settle(ended(stage.now - 30.0, of=free), outcome.CLIENT_LEFT, None)
         assert (holding.owed, holding.refunded) == (1500 - 200, 0)
-        bounded.reserved.settle(ended(stage.now - 30.0, of=request(tokens=20, stream=True)), outcome.CLIENT_LEFT, None)
+        bounded.charge.settle(ended(stage.now - 30.0, of=request(tokens=20, stream=True)), outcome.CLIENT_LEFT, None)
         assert (holding.owed, holding.refunded) == (1300, 0), "it got no more than it asked for"
         none = await stage.admit(nothing := request(tokens=0, stream=True))
-        none.reserved.settle(ended(stage.now - 30.0, of=nothing), outcome.CLIENT_LEFT, None)
+        none.charge.settle(ended(stage.now - 30.0, of=nothing), outcome.CLIENT_LEFT, None)
         assert holding.owed == 1500, "an engine may have taken 0 for no limit"
     finally:
         await stage.limiter.close()
@@ -289,7 +289,7 @@ async def test_answer_headers_show_the_tightest_limit_of_each_kind() -> None:
         Limit(model="m", requests_per_minute=10),
     )
     try:
-        found = (await stage.admit()).reserved.headers()
+        found = (await stage.admit()).charge.headers()
         assert found == (
             b"x-ratelimit-limit-tokens: 50\r\nx-ratelimit-remaining-tokens: %d\r\nx-ratelimit-reset-tokens: %b\r\n"
             b"x-ratelimit-limit-requests: 10\r\nx-ratelimit-remaining-requests: 9\r\nx-ratelimit-reset-requests: 6s\r\n"
@@ -319,10 +319,10 @@ async def test_requests_at_once_are_counted_from_admission_to_whatever_end_they_
             (None, outcome.NO_REGION, None),
         ]  # fmt: skip
         for context, end in zip(contexts, ends, strict=True):
-            context.reserved.settle(*end)
-            context.reserved.settle(*end)
+            context.charge.settle(*end)
+            context.charge.settle(*end)
             again = await stage.admit()
-            assert again.reserved is not None
+            assert again.charge is not None
             assert isinstance(await stage.admit(), Reply)
     finally:
         await stage.limiter.close()
@@ -332,7 +332,7 @@ async def test_a_balancer_that_stops_gives_its_slots_to_the_others_at_once() -> 
     stage = Stage(Limit(concurrency=3))
     context = await stage.admit()
     assert stage.used() == [1]
-    context.reserved.settle(ended(), outcome.SERVED, Usage(7, 2))
+    context.charge.settle(ended(), outcome.SERVED, Usage(7, 2))
     await stage.limiter.close()
     assert stage.used() == [0]
 
@@ -344,16 +344,16 @@ async def test_a_limit_that_is_raised_lowered_or_taken_away_does_not_lose_count(
         stage.limit(Limit(concurrency=4))
         third = await stage.admit()
         stage.limit(Limit(concurrency=2))
-        second.reserved.settle(ended(), outcome.SERVED, None)
+        second.charge.settle(ended(), outcome.SERVED, None)
         await stage.settled()
         assert isinstance(await stage.admit(), Reply), "2 are under way"
-        first.reserved.settle(ended(), outcome.SERVED, None)
+        first.charge.settle(ended(), outcome.SERVED, None)
         await stage.settled()
         stage.now += 2.0
-        assert (await stage.admit()).reserved is not None
-        third.reserved.settle(ended(), outcome.SERVED, None)
+        assert (await stage.admit()).charge is not None
+        third.charge.settle(ended(), outcome.SERVED, None)
         stage.limit()
-        assert (await stage.admit()).reserved is None
+        assert (await stage.admit()).charge is None
     finally:
         await stage.limiter.close()
 
@@ -365,18 +365,18 @@ async def test_each_user_of_a_tenant_has_a_limit_of_its_own_and_all_together_tha
             first = await stage.admit(sub=name, user="whoever it says")
             refused = await stage.admit(sub=name)
             assert b'"type":"concurrency"' in refused.body
-            first.reserved.settle(ended(), outcome.SERVED, Usage(7, 2))
-            (await stage.admit(sub=name)).reserved.settle(ended(), outcome.SERVED, Usage(7, 2))
+            first.charge.settle(ended(), outcome.SERVED, Usage(7, 2))
+            (await stage.admit(sub=name)).charge.settle(ended(), outcome.SERVED, Usage(7, 2))
             assert b"2 requests per minute" in (await stage.admit(sub=name)).body
-        assert (await stage.admit(user="cid")).reserved is not None
+        assert (await stage.admit(user="cid")).charge is not None
         assert b"5 requests per minute" in (await stage.admit(user="dan")).body
         stage.limit(Limit(each_user=True, requests_per_minute=3))
-        assert (await stage.admit(sub="ann")).reserved is not None, "the limit was raised"
+        assert (await stage.admit(sub="ann")).charge is not None, "the limit was raised"
         assert isinstance(await stage.admit(sub="ann"), Reply)
         assert all("ann" not in name for name in stage.root.levels(stage.now)), "names do not travel"  # type: ignore[union-attr]
         stage.limit(Limit(requests_per_minute=100))
         assert stage.limiter.users == {}
-        assert (await stage.admit(sub="ann")).reserved is not None
+        assert (await stage.admit(sub="ann")).charge is not None
     finally:
         await stage.limiter.close()
 
@@ -398,12 +398,12 @@ async def test_of_a_user_nothing_goes_to_a_root_where_the_law_allows_no_records_
     stage.limiter.may_know = lambda one, region: (one.model, region) != ("kept in the EU", "tokyo")
     try:
         for name in ("ann", "bob"):  # whom it may not know count as one
-            assert (await stage.admit(request("kept in the EU"), sub=name)).reserved is not None
+            assert (await stage.admit(request("kept in the EU"), sub=name)).charge is not None
         assert b"2 requests per minute" in (await stage.admit(request("kept in the EU"), user="cid")).body
         assert stage.root is not None
         assert all(name.endswith("rest") for name in stage.root.levels(stage.now) if limiter.EACH in name)
         for _ in range(2):
-            assert (await stage.admit(sub="ann")).reserved is not None
+            assert (await stage.admit(sub="ann")).charge is not None
     finally:
         await stage.limiter.close()
 
@@ -412,15 +412,15 @@ async def test_unnamed_users_count_as_one_and_so_do_those_beyond_the_bound(monke
     monkeypatch.setattr(limiter, "USERS_MAX", 3)
     stage = Stage(Limit(each_user=True, requests_per_minute=1))
     try:
-        assert (await stage.admit()).reserved is not None
+        assert (await stage.admit()).charge is not None
         assert isinstance(await stage.admit(), Reply)
         held = [await stage.admit(user=name) for name in ("ann", "bob")]
         assert isinstance(await stage.admit(user="cid"), Reply), "ann and bob are busy"
         for one in held:
-            one.reserved.settle(ended(), outcome.SERVED, Usage(7, 2))
+            one.charge.settle(ended(), outcome.SERVED, Usage(7, 2))
         for _ in range(3):
             await stage.settled()
-        assert (await stage.admit(user="cid")).reserved is not None
+        assert (await stage.admit(user="cid")).charge is not None
         assert len(stage.limiter.users) == 3
         assert isinstance(await stage.admit(user="ann"), Reply), "its root did not forget it"
     finally:
@@ -432,14 +432,14 @@ async def test_models_that_strangers_name_fill_no_memory(monkeypatch: Any) -> No
     stage = Stage(Limit(model="x" * NAME_LIMIT, requests_per_day=1), Limit(each_user=True, requests_per_day=1000))
     try:
         for n in range(20):
-            assert (await stage.admit(request(f"{n}" + "y" * 10_000), user="ann")).reserved is not None
+            assert (await stage.admit(request(f"{n}" + "y" * 10_000), user="ann")).charge is not None
         (known,) = stage.limiter.users.values()
         assert len(known.matches) <= len(stage.limiter.matches) == 3
         assert all(len(model) <= NAME_LIMIT + 1 for _, _, _, model, _ in stage.limiter.matches)
         # A name longer than the limit on names is not a limit's name.
-        assert (await stage.admit(request("x" * NAME_LIMIT), user="ann")).reserved is not None
+        assert (await stage.admit(request("x" * NAME_LIMIT), user="ann")).charge is not None
         assert isinstance(await stage.admit(request("x" * NAME_LIMIT), user="ann"), Reply)
-        assert (await stage.admit(request("x" * (NAME_LIMIT + 1)), user="ann")).reserved is not None
+        assert (await stage.admit(request("x" * (NAME_LIMIT + 1)), user="ann")).charge is not None
     finally:
         await stage.limiter.close()
 
@@ -451,7 +451,7 @@ async def test_another_tenant_s_made_up_models_forget_nothing_that_was_learned_o
     asked = replace(request(tokens=None), tenant="globex")
     try:
         first = await stage.admit(asked)
-        first.reserved.settle(ended(of=asked), outcome.SERVED, Usage(10, 40))
+        first.charge.settle(ended(of=asked), outcome.SERVED, Usage(10, 40))
         for n in range(50):
             await stage.admit(request(f"made up {n}"))
         assert len(stage.limiter.matches) == 8
@@ -470,7 +470,7 @@ async def test_another_tenant_s_busy_users_leave_each_tenant_its_part_of_those_t
         busy = [await stage.admit(user=f"made up {n}") for n in range(20)]
         assert sum(isinstance(one, Reply) for one in busy) == 20 - 9 - 1  # and all others as one
         for user in ("ann", "bob", "cid"):
-            assert (await stage.admit(of_globex, user=user)).reserved is not None
+            assert (await stage.admit(of_globex, user=user)).charge is not None
             assert isinstance(await stage.admit(of_globex, user=user), Reply)
         assert len(stage.limiter.users) <= 12 + 1  # and who stands for all others
     finally:
@@ -505,10 +505,10 @@ async def test_a_known_user_shares_the_rest_bucket_of_a_model_whose_own_buckets_
     wide = Limit(model=long, each_user=True, requests_per_minute=1, requests_per_day=9, tokens_per_day=10**9)
     stage = Stage(Limit(each_user=True, requests_per_minute=3), wide)
     try:
-        assert (await stage.admit(user="ann")).reserved is not None
-        assert (await stage.admit(request(long), user="ann")).reserved is not None
+        assert (await stage.admit(user="ann")).charge is not None
+        assert (await stage.admit(request(long), user="ann")).charge is not None
         assert isinstance(await stage.admit(request(long), user="bob"), Reply), "both are the rest there"
-        assert (await stage.admit(user="ann")).reserved is not None
+        assert (await stage.admit(user="ann")).charge is not None
         assert {user for _, user in stage.limiter.users} == {stage.limiter._user("acme", "ann"), "rest"}
     finally:
         await stage.limiter.close()
@@ -565,7 +565,7 @@ async def test_a_hundred_tenants_are_each_held_to_their_own_limit_while_one_asks
 
     async def ask(tenant: str, nth: int) -> None:
         asked = Request("1", tenant, "m", 40, 100, (), 9e9, 10)
-        context = SimpleNamespace(caller=SimpleNamespace(key_id="", user=f"u{nth % 2}"), reserved=None)
+        context = SimpleNamespace(caller=SimpleNamespace(key_id="", user=f"u{nth % 2}"), charge=None)
         limiter = entries[nth % len(entries)]
         text = limiter.admit(context, asked)
         for more in range(9, -1, -1):  # as an ingress does, for a second
@@ -579,7 +579,7 @@ async def test_a_hundred_tenants_are_each_held_to_their_own_limit_while_one_asks
         assert tenant in names[::2] or under_way[tenant] <= 12
         await asyncio.sleep(0.001)
         under_way[tenant] -= 1
-        context.reserved.settle(ended(), outcome.SERVED, Usage(7, 2))
+        context.charge.settle(ended(), outcome.SERVED, Usage(7, 2))
 
     async def modest(tenant: str) -> None:
         for nth in range(8):
@@ -618,8 +618,8 @@ async def test_money_is_taken_at_most_settled_by_what_it_cost_and_refused_as_a_q
         assert b"retry-after: " in refused.extra
         assert b"x-ratelimit-limit-micro-usd: 120\r\nx-ratelimit-remaining-micro-usd: 20\r\n" in refused.extra
         assert b'"micro-usd";q=120;w=86400' in refused.extra
-        first.reserved.settle(ended(), outcome.SERVED, Usage(10, 2, cached_tokens=6))
-        second.reserved.settle(None, outcome.NO_REGION, None)
+        first.charge.settle(ended(), outcome.SERVED, Usage(10, 2, cached_tokens=6))
+        second.charge.settle(None, outcome.NO_REGION, None)
         await stage.settled()
         stage.limiter.lenders["tokyo"].holder.holdings[
             bucket_of("acme", Limit(model="m"), "micro_usd_per_day")
@@ -631,7 +631,7 @@ async def test_money_is_taken_at_most_settled_by_what_it_cost_and_refused_as_a_q
         assert b"request too large: it may cost 0.000406 USD, and the limit is 0.00012 USD per day" in refused.body
         assert b"retry-after" not in refused.extra
         stage.now += 86_400.0
-        assert (await stage.admit(request(tokens=None))).reserved is not None, "it may be as long as all of it pays for"
+        assert (await stage.admit(request(tokens=None))).charge is not None, "it may be as long as all of it pays for"
         assert stage.limiter.status()["prices"] == {"epoch": 1, "models": ["m"], "more": False}
     finally:
         await stage.limiter.close()
@@ -648,13 +648,13 @@ async def test_a_model_without_a_price_is_refused_only_where_money_is_limited() 
         assert refused.status == 429
         assert b'"type":"insufficient_quota","param":"model","code":"model_not_priced"' in refused.body
         assert b"x-should-retry: false" in refused.extra
-        assert (await stage.admit(request("other"))).reserved is None
-        assert (await stage.admit(key_id="k1")).reserved is not None
+        assert (await stage.admit(request("other"))).charge is None
+        assert (await stage.admit(key_id="k1")).charge is not None
         assert 'limits_refused_total{kind="usd",region="tokyo",tier="global",whose="key"} 2.0' in (
             metrics.render().decode()
         )
         stage.limiter.go_by(book({"*": {"input": 0.0, "output": 0.0}}), lambda _: 1.0)
-        assert (await stage.admit(request("other"), key_id="k1")).reserved is not None, "0 is a price"
+        assert (await stage.admit(request("other"), key_id="k1")).charge is not None, "0 is a price"
     finally:
         await stage.limiter.close()
 
@@ -669,7 +669,7 @@ async def test_prices_change_with_their_epoch_and_what_is_under_way_is_settled_b
         now_s[0] = 60.0
         await stage.admit()
         assert holding.spent == 150
-        first.reserved.settle(ended(), outcome.SERVED, Usage(10, 5))
+        first.charge.settle(ended(), outcome.SERVED, Usage(10, 5))
         assert holding.refunded == 20
         now_s[0] = 120.0
         assert b"model_not_priced" in (await stage.admit()).body
@@ -688,7 +688,7 @@ async def test_a_new_price_book_applies_to_new_requests_and_not_to_those_under_w
             change()
         await stage.admit()
         assert holding.spent == 50 + 100
-        first.reserved.settle(ended(), outcome.SERVED, Usage(10, 5))
+        first.charge.settle(ended(), outcome.SERVED, Usage(10, 5))
         assert holding.refunded == 20
     finally:
         await stage.limiter.close()
@@ -698,7 +698,7 @@ async def test_money_has_no_safe_part_so_that_no_partition_spends_it_twice() -> 
     stage = Stage(Limit(micro_usd_per_day=10_000, requests_per_minute=100), safe_share=0.5, safe=("tokyo/g1",))
     stage.limiter.go_by(book(M), lambda _: 1.0)
     try:
-        assert (await stage.admit()).reserved is not None
+        assert (await stage.admit()).charge is not None
         stage.root = None
         stage.now += LEASE_S + 70.0
         refused = await stage.admit()
@@ -713,9 +713,9 @@ async def test_each_user_may_have_a_budget_of_its_own(monkeypatch: Any) -> None:
     stage = Stage(Limit(each_user=True, micro_usd_per_day=60), Limit(micro_usd_per_day=120))
     stage.limiter.go_by(book(M), lambda _: 1.0)
     try:
-        assert (await stage.admit(user="ann")).reserved is not None
+        assert (await stage.admit(user="ann")).charge is not None
         assert b"budget used up: 0.00006 USD per day" in (await stage.admit(user="ann")).body
-        assert (await stage.admit(user="bob")).reserved is not None
+        assert (await stage.admit(user="bob")).charge is not None
         assert b"budget used up: 0.00012 USD per day" in (await stage.admit(user="cid")).body
     finally:
         await stage.limiter.close()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from worlds import field, request
+from worlds import candidates, request
 
 from global_lb.routing.policy import Pin, modify
 from global_lb.routing.policy.account import EgressBudget, ForeignQuota
 
 
 def modified(here: str = "london"):
-    return field(request("a", 4096), 100.0, here, london={}, frankfurt={}, tokyo={})
+    return candidates(request("a", 4096), 100.0, here, london={}, frankfurt={}, tokyo={})
 
 
 def test_a_pin_narrows_to_its_region_and_falls_back_unless_strict() -> None:
@@ -45,7 +45,7 @@ def test_biases_add_up() -> None:
 
 def test_a_price_is_what_a_region_costs_more_than_the_cheapest() -> None:
     hour = {"london": {"usd_per_gpu_hour": 3.6}, "tokyo": {"usd_per_gpu_hour": 10.8}}
-    dear = field(request("a", 4096), 100.0, "london", **hour)
+    dear = candidates(request("a", 4096), 100.0, "london", **hour)
     cheap, other = dear.usd().tolist()
     assert other == pytest.approx(3.0 * cheap)
     assert modify.priced(dear, 1000.0).tolist() == pytest.approx([0.0, 1000.0 * (other - cheap)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import field, request
+from worlds import candidates, request
 
 from farhop.balance.estimate import cost
 from global_lb.fleet.table import BETA, BETA_TOOLS
@@ -14,7 +14,7 @@ from global_lb.routing.policy import Predictive
 
 def score(reports=None, **fields):
     """London, as it reports itself to be, for one request of 1024 bytes and an answer of 100 tokens."""
-    found = field(request("a", **fields), london={"rtt_ms": 10.0, **(reports or {})})
+    found = candidates(request("a", **fields), london={"rtt_ms": 10.0, **(reports or {})})
     policy = Predictive()
     return found.scored(0, policy.score(found).item(0) - policy.shift(found))
 
@@ -45,7 +45,7 @@ def test_a_hit_is_discounted_by_the_calibration_and_never_more_than_the_prompt()
 
 @pytest.mark.parametrize(("tools", "beta"), [(False, BETA), (True, BETA_TOOLS)])
 def test_slow_decode_costs_in_proportion_to_the_answer(tools: bool, beta: float) -> None:
-    found = field(request("a", tools=tools), london={"rtt_ms": 1.0}, tokyo={"rtt_ms": 1.0, "tpot_ms": 30.0})
+    found = candidates(request("a", tools=tools), london={"rtt_ms": 1.0}, tokyo={"rtt_ms": 1.0, "tpot_ms": 30.0})
     quick, slow = Predictive().score(found).tolist()
     assert slow - quick == pytest.approx(beta * 100 * 10.0)
     assert found.scored(1, slow).decode_ms == pytest.approx(beta * 100 * 10.0)
@@ -54,7 +54,7 @@ def test_slow_decode_costs_in_proportion_to_the_answer(tools: bool, beta: float)
 def test_a_prefill_is_paid_by_all_it_stalls() -> None:
     idle = {"rtt_ms": 1.0, "replicas_ready": 2, "slots_total": 100, "slots_free": 100, "tpot_ms": 20.0}
     busy = {**idle, "slots_free": 60, "batch_interference_ms": 0.5}  # twenty at each, and a token alone takes 10 ms
-    found = field(request("a"), london=idle, tokyo=busy)
+    found = candidates(request("a"), london=idle, tokyo=busy)
     one, other = Predictive().score(found).tolist()
     assert other - one == pytest.approx(BETA * (100 * 20 * 0.5 + 20 * (25.6 - 10.0)))
 
@@ -64,11 +64,11 @@ def test_a_miss_is_paid_by_those_behind_it_where_others_wait() -> None:
     finds nothing anywhere goes where fewer wait."""
     here, there = {"rtt_ms": 1.0, "wait_ms": 900.0}, {"rtt_ms": 101.0, "wait_ms": 700.0}
     for usual, costs in ((512.0, 2.0), (2048.0, 0.5)):
-        found = field(request("a"), london={**here, "depth": 16}, tokyo=there)  # 1024 bytes, 25.6 ms
+        found = candidates(request("a"), london={**here, "depth": 16}, tokyo=there)  # 1024 bytes, 25.6 ms
         found.mean_work_bytes = usual
         one, other = Predictive().score(found).tolist()
         assert other - one == pytest.approx(101.0 - 1.0 - 200.0 + 25.6 + costs * 700.0)
-    missed = field(request("a"), london=here, tokyo=there)
+    missed = candidates(request("a"), london=here, tokyo=there)
     one, other = Predictive().score(missed).tolist()
     assert other - one == pytest.approx(100.0 - 2 * 200.0)
 
@@ -95,7 +95,7 @@ numbers = st.fixed_dictionaries({
 def test_vectorised_region_scores_equal_the_cost_model_one_by_one(reports, n_bytes, output, usual) -> None:
     names = [f"r{n}" for n in range(len(reports))]
     asked = request("a", prompt_bytes=n_bytes, body_bytes=n_bytes, chain=())
-    found = field(asked, output, "r0", **dict(zip(names, reports, strict=True)))
+    found = candidates(asked, output, "r0", **dict(zip(names, reports, strict=True)))
     found.mean_work_bytes = usual
     policy = Predictive()
     shift, scores = policy.shift(found), policy.score(found)

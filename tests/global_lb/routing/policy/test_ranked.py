@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from worlds import field, law, request
+from worlds import candidates, law, request
 
 from global_lb.routing.pick import pick
 from global_lb.routing.policy import Route, RouteConfig
@@ -12,7 +12,7 @@ from global_lb.routing.policy.ranked import Failover, LeastLoad
 
 
 def goes(name: str, **regions) -> str:
-    found = field(request("a"), 100.0, "london", **regions)
+    found = candidates(request("a"), 100.0, "london", **regions)
     route = Route(RouteConfig(policy=name))
     return pick(found, law().request_verdict(found.request), route, Random(1), 0.0, "london").chosen.region
 
@@ -41,7 +41,7 @@ def test_a_waterfall_counts_what_was_sent_since_the_report() -> None:
 
 def order(*listed: str) -> list[str]:
     regions = {"a": {"rtt_ms": 50.0}, "b": {"rtt_ms": 3.0}, "c": {"rtt_ms": 300.0}, "d": {"rtt_ms": 2.0}}
-    found = field(request("x"), 100.0, "b", **regions)
+    found = candidates(request("x"), 100.0, "b", **regions)
     return [found.names[place] for place in Failover(listed).score(found).argsort()]
 
 
@@ -51,7 +51,7 @@ def test_the_listed_in_their_order_then_the_nearest() -> None:
 
 
 def test_least_load_scores_the_used_share_and_the_bytes_sent_since_the_report() -> None:
-    found = field(
+    found = candidates(
         request("a"), 100.0, "", a={"used_share": 0.5, "slots_total": 10},
         b={"used_share": 0.3, "slots_total": 10, "unacknowledged_bytes": 9.0}, c={"used_share": 0.45, "rtt_ms": 900.0},
     )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import REGIONS, field, law, request, worldwide
+from worlds import REGIONS, candidates, law, request, worldwide
 
 from farhop.balance.machine import AttemptBegan, AttemptEnded, Forward, RequestArrived, Usage
 from global_lb.fleet.view import RegionForced
@@ -48,11 +48,11 @@ def choose(value, chosen: Route, rng: Random | None = None, **more: Any):
 def test_every_policy_works_with_any_number_of_regions_and_names_itself(name: str, size: int) -> None:
     chosen, rng = Route(route(name)), Random(1)
     for n in range(10):
-        decision = choose(field(request(f"q{n}", session=n + 1), 100.0, "r00", **world(size)), chosen, rng)
+        decision = choose(candidates(request(f"q{n}", session=n + 1), 100.0, "r00", **world(size)), chosen, rng)
         assert decision.chosen is not None
         assert decision.route.policy.name == name
-        assert len(decision.field) == size
-        assert decision.chosen in decision.field
+        assert len(decision.ranked) == size
+        assert decision.chosen in decision.ranked
 
 
 modifiers = st.fixed_dictionaries({}, optional={
@@ -108,9 +108,9 @@ def test_consider_changes_no_state_of_a_route(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_hot_region_is_left_for_another(name: str) -> None:
-    found = field(request("a", session=4), 100.0, "r00", **world(3))
+    found = candidates(request("a", session=4), 100.0, "r00", **world(3))
     first = choose(found, Route(route(name))).chosen.region
-    found = field(request("a", session=4), 100.0, "r00", **world(3))
+    found = candidates(request("a", session=4), 100.0, "r00", **world(3))
     found.penalty_ms = np.array([300.0 if one == first else 0.0 for one in found.names])
     decision = choose(found, Route(route(name)))
     assert (decision.chosen.region != first, decision.spilled_from) == (True, first)
@@ -133,7 +133,7 @@ def test_equal_regions_are_drawn_in_proportion_to_their_headroom(name: str) -> N
     busy = {"rtt_ms": 5.0, "slots_total": 100, "used_share": 0.7, "tpot_ms": 50.0}  # no prefill delays another request
     fields = {"r0": {**busy, "slots_free": 10}, "r1": {**busy, "slots_free": 30}}
     chosen, rng = Route(route(name)), Random(5)
-    drawn = [choose(field(request("a"), 100.0, "", **fields), chosen, rng).chosen.region for _ in range(800)]
+    drawn = [choose(candidates(request("a"), 100.0, "", **fields), chosen, rng).chosen.region for _ in range(800)]
     assert 0.68 < drawn.count("r1") / 800 < 0.82
 
 

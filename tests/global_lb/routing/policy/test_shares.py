@@ -7,13 +7,15 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import field, request
+from worlds import candidates, request
 
 from global_lb.routing.policy.shares import ConsistentHash, Weighted
 
 
 def homes(policy, regions, asked) -> list[str]:
-    return [each.names[policy.score(each).argmin()] for each in (field(one, 100.0, "", **regions) for one in asked)]
+    return [
+        each.names[policy.score(each).argmin()] for each in (candidates(one, 100.0, "", **regions) for one in asked)
+    ]
 
 
 def sessions(count: int):

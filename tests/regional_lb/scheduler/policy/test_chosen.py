@@ -12,7 +12,7 @@ from worlds import MODEL, regional, replica, replicas_of, request
 
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptBegan, AttemptEnded, Forward, RequestArrived, Usage
-from regional_lb.scheduler.pick import FIELD_MAX, pick
+from regional_lb.scheduler.pick import REMEMBERED_MAX, pick
 from regional_lb.scheduler.policy import KNOWN, OPTIONS, Need, Policies, PoliciesChanged, PolicyConfig, made
 
 NAMES = sorted(KNOWN)
@@ -49,9 +49,9 @@ def test_every_policy_works_with_any_number_of_replicas_and_names_its_choice(nam
         choice = place(policy, known, need(n), rng)
         assert choice.chosen is not None
         assert choice.policy.name == name
-        assert len(choice.field) in (min(size, FIELD_MAX), FIELD_MAX + 1)
-        assert choice.chosen.replica in {one.replica for one in choice.field}
-        remembered = {one.replica: one for one in choice.field}[choice.chosen.replica]
+        assert len(choice.ranked) in (min(size, REMEMBERED_MAX), REMEMBERED_MAX + 1)
+        assert choice.chosen.replica in {one.replica for one in choice.ranked}
+        remembered = {one.replica: one for one in choice.ranked}[choice.chosen.replica]
         assert remembered == choice.chosen, "what is remembered in bytes is what was scored"
 
 

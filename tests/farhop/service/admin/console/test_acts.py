@@ -15,7 +15,7 @@ from farhop.store.contract import DRILL_PREFIX, LAW_KEY, law_history_key, overri
 from farhop.store.documents import authored
 from farhop.store.documents.overrides import bias_key, decode_drain
 from farhop_lab.memory_store import MemoryStore
-from topology import policy
+from topology import law_document
 from topology.law import Law
 from topology.load import load, shipped
 
@@ -100,13 +100,13 @@ async def test_the_last_region_of_a_tenant_is_drained_only_by_force(store: Memor
 
 
 async def test_laws_lists_author_reason_and_effect_of_each_law(store: MemoryStore) -> None:
-    document = policy.document_of(LAW.topology)
+    document = law_document.document_of(LAW.topology)
     for epoch, why, key in ((1, "begun", law_history_key(1)), (2, "eu-only may go to tokyo", LAW_KEY)):
         law = {name: document[name] for name in ("models", "tenants")}
         if epoch == 2:
             (confined,) = (one for one in law["tenants"] if one["name"] == "eu-only")
             confined["residency"]["processing"] = {"allow": ["eu", "jp"]}
-        await store.put(key, policy.encode(law, epoch, "ann", why, "2027-01-15T00:00:00Z"))
+        await store.put(key, law_document.encode(law, epoch, "ann", why, "2027-01-15T00:00:00Z"))
     newest, oldest = (await acts_of(store, ALL).laws())["laws"]
     assert (newest["epoch"], newest["author"], newest["why"]) == (2, "ann", "eu-only may go to tokyo")
     assert newest["moved"] == ["eu-only: processing gains tokyo"]

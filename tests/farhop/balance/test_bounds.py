@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.balance.limits import ByteBudget, SlotLimit
+from farhop.balance.bounds import ByteBudget, SlotLimit
 
 RUN = settings(max_examples=200, deadline=None, derandomize=True)
 

@@ -19,14 +19,14 @@ from topology.model import Key, Residency, Rule, Tenant, Topology
 from topology.problems import Problem, TopologyError, path_of
 from topology.reach import stranded_problems
 from topology.references import law_problems
-from topology.schema import PolicyDoc, problems_of
+from topology.schema import LawDoc, problems_of
 
 DOCUMENT_LIMIT_BYTES = 1024 * 1024  # what a key of etcd holds: some 4,000 tenants
 PROBLEMS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class LawDocument:
     """A law read: what `over` puts in the place of a topology's own. `at` is the author's clock, for people alone."""
 
     epoch: int
@@ -36,27 +36,27 @@ class Policy:
     tenants: Mapping[str, Tenant]
     models: Mapping[str, Rule]
 
-    def over(self, world: Topology) -> Topology:
-        """The map of that world under this law."""
-        return replace(world, epoch=self.epoch, tenants=self.tenants, models=self.models)
+    def over(self, topology: Topology) -> Topology:
+        """The same map under this law."""
+        return replace(topology, epoch=self.epoch, tenants=self.tenants, models=self.models)
 
 
-def read(document: bytes, world: Topology, source: str) -> Policy:
-    """The law in a JSON document, for this world's map. TopologyError holds (at most 100) problems at once."""
+def read(document: bytes, topology: Topology, source: str) -> LawDocument:
+    """The law in a JSON document, for the map of this topology. TopologyError holds (at most 100) problems at once."""
     raw, doubles = _decoded(document, source)
     law = {"models": raw.get("models"), "tenants": raw.get("tenants")}
     problems = list(doubles)
     try:
-        doc = PolicyDoc.model_validate(raw)
+        doc = LawDoc.model_validate(raw)
     except ValidationError as error:
         doc = None
-        problems += problems_of(error, PolicyDoc)[:PROBLEMS_MAX]
-    whole = {**_map_of(world), **law}
+        problems += problems_of(error, LawDoc)[:PROBLEMS_MAX]
+    whole = {**_map_of(topology), **law}
     problems += islice(law_problems(whole), PROBLEMS_MAX)
     problems += stranded_problems(whole, problems)
     if doc is None or problems:
         raise TopologyError(source, problems[:PROBLEMS_MAX])
-    return Policy(doc.epoch, doc.author, doc.why, doc.at, tenants_of(doc.tenants), rules_of(doc.models))
+    return LawDocument(doc.epoch, doc.author, doc.why, doc.at, tenants_of(doc.tenants), rules_of(doc.models))
 
 
 def _decoded(document: bytes, source: str) -> tuple[dict[str, Any], list[Problem]]:
@@ -84,14 +84,14 @@ def _decoded(document: bytes, source: str) -> tuple[dict[str, Any], list[Problem
     return raw, doubles[:PROBLEMS_MAX]
 
 
-def _map_of(world: Topology) -> dict[str, Any]:
+def _map_of(topology: Topology) -> dict[str, Any]:
     """The map as a topology's document has it, as far as rules refer to it."""
-    regions = world.regions.values()
+    regions = topology.regions.values()
     known: dict[str, dict[str, list[str]]] = {
         "jurisdiction": {name: [] for region in regions for name in sorted(region.jurisdictions)},
         "country": {region.country: [] for region in regions},
     }
-    for place in world.places.values():
+    for place in topology.places.values():
         known[place.kind][place.name] = list(place.within)
     return {
         "jurisdictions": [{"name": name, "within": within} for name, within in known["jurisdiction"].items()],
@@ -102,8 +102,8 @@ def _map_of(world: Topology) -> dict[str, Any]:
     }
 
 
-def map_of(world: Topology) -> dict[str, Any]:
-    """The map as a topology's document, whole: what `topology.load` makes of it with `tenants` is that world again.
+def map_of(topology: Topology) -> dict[str, Any]:
+    """The map as a topology's document, whole: what `topology.load` makes of it with `tenants` is that topology again.
 
     A region's jurisdictions are those that it lies in by itself or by another, so none needs to be nested.
     """
@@ -118,13 +118,13 @@ def map_of(world: Topology) -> dict[str, Any]:
             "egress_usd_per_gb": one.egress_usd_per_gb,
             "usd_per_gpu_hour": one.usd_per_gpu_hour,
         }
-        for fields, one in zip(_map_of(world)["regions"], world.regions.values(), strict=True)
+        for fields, one in zip(_map_of(topology)["regions"], topology.regions.values(), strict=True)
     ]
     rtt: dict[str, dict[str, float]] = {}
-    for (a, b), ms in world.rtt.items():
+    for (a, b), ms in topology.rtt.items():
         rtt.setdefault(a, {})[b] = ms
-    hubs = {name: list(endpoints) for name, endpoints in world.hubs.items()}
-    named = {"name": world.name, "epoch": world.epoch, "hubs": hubs, "local_rtt_ms": world.local_rtt_ms}
+    hubs = {name: list(endpoints) for name, endpoints in topology.hubs.items()}
+    named = {"name": topology.name, "epoch": topology.epoch, "hubs": hubs, "local_rtt_ms": topology.local_rtt_ms}
     entries = [
         {
             "name": one.name,
@@ -134,17 +134,17 @@ def map_of(world: Topology) -> dict[str, Any]:
             "host": one.host,
             "port": one.port,
         }
-        for one in world.entries.values()
+        for one in topology.entries.values()
     ]
     listed = {"entries": entries} if entries else {}
-    return {**named, **_map_of(world), "regions": regions, **listed, "rtt_ms": rtt}
+    return {**named, **_map_of(topology), "regions": regions, **listed, "rtt_ms": rtt}
 
 
-def document_of(world: Topology) -> dict[str, Any]:
+def document_of(topology: Topology) -> dict[str, Any]:
     """The law of a topology as a document: `models` and `tenants`, and of those what differs from the defaults."""
     return {
-        "models": {name: _rule(rule) for name, rule in world.models.items()},
-        "tenants": [_tenant(tenant) for tenant in world.tenants.values()],
+        "models": {name: _rule(rule) for name, rule in topology.models.items()},
+        "tenants": [_tenant(tenant) for tenant in topology.tenants.values()],
     }
 
 

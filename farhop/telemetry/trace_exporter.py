@@ -1,6 +1,6 @@
 """The one place that holds the OpenTelemetry SDK: a trace's records become its spans, exported by a thread.
 
-Imported only where spans are exported. Invariants: `record` never waits and never fails on what a request carries;
+Imported only where spans are exported. Invariants: `export` never waits and never fails on what a request carries;
 closing is bounded, whatever the collector does; every attribute passes the gate of `attributes`.
 """
 
@@ -27,7 +27,7 @@ _SCOPE = InstrumentationScope("farhop")
 _WELL = Status(StatusCode.UNSET)
 
 
-class Recorder:
+class TraceExporter:
     """Exports spans of one process by OTLP `protocol`. Raises whatever the SDK does on a bad OTEL_* value."""
 
     def __init__(self, protocol: str, service: str, region: str, instance: str) -> None:
@@ -37,7 +37,7 @@ class Recorder:
         self._exporter = export.exporter(protocol)
         self._processor = BatchSpanProcessor(self._exporter)
 
-    def record(
+    def export(
         self,
         trace_id_hex: bytes,
         parent: context.Parent | None,

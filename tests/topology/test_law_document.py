@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from topology import policy
+from topology import law_document
 from topology.load import load, of, shipped, shipped_names
 from topology.problems import TopologyError
 
@@ -14,7 +14,7 @@ WORLD = load(shipped("three-regions"))
 
 def document(**changes):
     fields = {"epoch": 7, "author": "ann", "why": "audit", "at": "2026-05-01T12:00:00+00:00"}
-    return json.dumps({**fields, **policy.document_of(WORLD), **changes}).encode()
+    return json.dumps({**fields, **law_document.document_of(WORLD), **changes}).encode()
 
 
 def tenant(**residency):
@@ -23,7 +23,7 @@ def tenant(**residency):
 
 def faults(text):
     with pytest.raises(TopologyError) as caught:
-        policy.read(text, WORLD, "etcd")
+        law_document.read(text, WORLD, "etcd")
     assert caught.value.source == "etcd"
     return [str(problem) for problem in caught.value.problems]
 
@@ -31,7 +31,9 @@ def faults(text):
 @pytest.mark.parametrize("name", shipped_names())
 def test_a_law_is_read_as_it_was_written(name):
     world = load(shipped(name))
-    read = policy.read(policy.encode(policy.document_of(world), 9, "ann", "why", "2026-05-01T12:00:00Z"), world, "etcd")
+    read = law_document.read(
+        law_document.encode(law_document.document_of(world), 9, "ann", "why", "2026-05-01T12:00:00Z"), world, "etcd"
+    )
     made = read.over(world)
     assert (made.tenants, made.models, made.epoch) == (world.tenants, world.models, 9)
     assert (made.regions, made.rtt_ms("virginia", "tokyo") if name == "three-regions" else 0) == (
@@ -51,12 +53,12 @@ def test_everything_a_tenant_may_say_is_kept():
         },
         "models": {"m": {"allow": ["world"], "deny": ["us"]}},
     }  # fmt: skip
-    made = policy.read(document(tenants=[full], models={}), WORLD, "etcd").over(WORLD)
-    assert policy.document_of(made) == {"models": {}, "tenants": [full]}
+    made = law_document.read(document(tenants=[full], models={}), WORLD, "etcd").over(WORLD)
+    assert law_document.document_of(made) == {"models": {}, "tenants": [full]}
 
 
 def test_keys_of_a_new_law_are_those_it_names():
-    made = policy.read(document(tenants=[tenant()]), WORLD, "etcd").over(WORLD)
+    made = law_document.read(document(tenants=[tenant()]), WORLD, "etcd").over(WORLD)
     [held] = WORLD.tenants["eu-only"].keys
     assert WORLD.key(held.sha256) is not None
     assert made.key(held.sha256) is None
@@ -91,9 +93,9 @@ def test_a_region_that_the_map_lacks_makes_the_law_unreadable():
         rtt={("virginia", "frankfurt"): 91.0},
     )  # fmt: skip
     named = document(tenants=[{"name": "acme", "residency": {"processing": {"allow": ["tokyo", "eu"]}}}])
-    assert policy.read(named, WORLD, "etcd").tenants
+    assert law_document.read(named, WORLD, "etcd").tenants
     with pytest.raises(TopologyError, match=r'unknown place "tokyo"'):
-        policy.read(named, smaller, "etcd")
+        law_document.read(named, smaller, "etcd")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_a_region_that_the_map_lacks_makes_the_law_unreadable():
         (b'{"epoch": 1' + b"1" * 5000 + b"}", "no text"),
         (b'{"tenants": [], "tenants": []}', "given twice"),
         (b'{"epoch": NaN}', "epoch: "),
-        (b" " * (policy.DOCUMENT_LIMIT_BYTES + 1), "at most"),
+        (b" " * (law_document.DOCUMENT_LIMIT_BYTES + 1), "at most"),
         (b"{}", "tenants: missing"),
         (b'{"tenants": 5, "models": []}', "tenants: "),
     ],
@@ -120,7 +122,7 @@ def test_a_document_that_is_no_law_is_refused_with_a_line_for_each_fault(text, s
 
 def test_problems_are_bounded():
     tenants = [tenant(entry={"allow": [f"nowhere-{n}"]}) | {"name": f"t{n}"} for n in range(500)]
-    assert len(faults(document(tenants=tenants))) == policy.PROBLEMS_MAX
+    assert len(faults(document(tenants=tenants))) == law_document.PROBLEMS_MAX
 
 
 def test_no_secret_is_quoted():
@@ -130,11 +132,11 @@ def test_no_secret_is_quoted():
 
 
 def test_the_difference_between_two_laws_is_listed():
-    law = policy.document_of(WORLD)
+    law = law_document.document_of(WORLD)
     tenants = [one for one in law["tenants"] if one["name"] != "not-us"]
     tenants[1] = {**tenants[1], "priority": 5}
-    changed = policy.read(document(tenants=[*tenants, tenant()], models={}), WORLD, "etcd").over(WORLD)
-    assert policy.changed(WORLD, changed) == {
+    changed = law_document.read(document(tenants=[*tenants, tenant()], models={}), WORLD, "etcd").over(WORLD)
+    assert law_document.changed(WORLD, changed) == {
         "added": ["acme"], "removed": ["not-us"], "changed": [tenants[1]["name"]], "models": ["export-controlled-70b"],
     }  # fmt: skip
 
@@ -142,5 +144,5 @@ def test_the_difference_between_two_laws_is_listed():
 @pytest.mark.parametrize("name", shipped_names())
 def test_a_map_written_and_read_again_is_the_same_world(name):
     world = load(shipped(name))
-    body = json.loads(json.dumps({**policy.map_of(world), **policy.document_of(world)}))
+    body = json.loads(json.dumps({**law_document.map_of(world), **law_document.document_of(world)}))
     assert of(body, name) == world

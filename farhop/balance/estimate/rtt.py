@@ -24,7 +24,7 @@ SAMPLE_MAX_MS = 60_000.0
 SAMPLES_MAX = 512
 
 
-class WireTime:
+class RttEstimate:
     """The round-trip estimate to one region. `initial_ms` is used until the first ping."""
 
     __slots__ = ("_deviation_ms", "_estimate_ms", "_initial_ms", "_path_changed", "_samples")

@@ -33,7 +33,7 @@ SALT_CHARS = 16, 64
 FLUSH_S = 0.5
 
 
-class Recording:
+class WorkloadRecording:
     """The records that one listener has not received yet."""
 
     def __init__(self, salt: bytes) -> None:
@@ -91,13 +91,13 @@ class Recording:
         return msgspec.json.encode({"end": counts}) + b"\n"
 
 
-class Recorder:
+class WorkloadRecorder:
     """Passes requests to the recordings. `region` is where requests come in. If a prefix may not be known there, the
     request comes without its chain (request_telemetry)."""
 
     def __init__(self, region: str) -> None:
         self.region = region
-        self.recordings: list[Recording] = []  # none while there is no listener
+        self.recordings: list[WorkloadRecording] = []  # none while there is no listener
 
     def concluded(self, request: Request, arrived_s: float, over_s: float, usage: Usage | None) -> None:
         """A request is over that came from a client, and that may be recorded here. Wall seconds."""
@@ -105,9 +105,9 @@ class Recorder:
             recording.add(request, self.region, arrived_s, over_s, usage)
 
     @contextmanager
-    def listening(self, salt: bytes) -> Iterator[Recording]:
+    def listening(self, salt: bytes) -> Iterator[WorkloadRecording]:
         """A recording for as long as the context lasts."""
-        recording = Recording(salt)
+        recording = WorkloadRecording(salt)
         self.recordings.append(recording)
         try:
             yield recording

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from farhop.balance.machine import Request, Usage
 from farhop.balance.prefix.chain import chain, seed_of
-from farhop.service.observability import recorder as recorders
-from farhop.service.observability.recorder import Recorder, Recording
+from farhop.service.observability import workload_recorder
+from farhop.service.observability.workload_recorder import WorkloadRecorder, WorkloadRecording
 
 SALT = "0123456789abcdef"
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 100
@@ -28,12 +28,12 @@ def request(text: bytes = TEXT, session: int = 0, **more: Any) -> Request:
     return Request("r1", "acme", "llama", len(text), len(text), nodes, 9.0, session=session, key="k1", **more)
 
 
-def rows_of(recording: Recording) -> list[dict[str, Any]]:
+def rows_of(recording: WorkloadRecording) -> list[dict[str, Any]]:
     return [json.loads(row) for row in recording.rows]
 
 
 def test_a_recording_has_lengths_start_times_and_pauses_by_session() -> None:
-    recording = Recording(SALT.encode())
+    recording = WorkloadRecording(SALT.encode())
     recording.add(request(session=7), "tokyo", 100.0, 103.0, Usage(1125, 40))
     recording.add(request(soft_session=9, tools=True), "tokyo", 101.0, 102.0, Usage(1125, 1))
     recording.add(request(session=7), "tokyo", 105.5, 106.0, Usage(1300, 50))
@@ -46,7 +46,7 @@ def test_a_recording_has_lengths_start_times_and_pauses_by_session() -> None:
 
 
 def test_a_request_of_unknown_usage_is_counted_and_not_recorded() -> None:
-    recording = Recording(SALT.encode())
+    recording = WorkloadRecording(SALT.encode())
     recording.add(request(), "tokyo", 1.0, 2.0, None)
     assert not recording.rows
     assert json.loads(recording.end())["end"] == {"recorded": 0, "lost": 0, "unmeasured": 1}
@@ -54,7 +54,7 @@ def test_a_request_of_unknown_usage_is_counted_and_not_recorded() -> None:
 
 @given(st.integers(0, 6000), st.integers(0, 6000), st.integers(1, 3000))
 def test_a_recording_shows_shared_prompt_prefixes_and_nothing_else(one: int, other: int, tokens: int) -> None:
-    recording = Recording(SALT.encode())
+    recording = WorkloadRecording(SALT.encode())
     for size in (one, other):
         recording.add(request(TEXT[:3000][:size] + b"x" * 300), "tokyo", 1.0, 2.0, Usage(tokens, 3))
     a, b = ([name for name, _ in row["blocks"]] for row in rows_of(recording))
@@ -70,7 +70,7 @@ def test_a_recording_shows_shared_prompt_prefixes_and_nothing_else(one: int, oth
 def test_a_recording_has_no_names_and_no_hashes_in_common_with_another() -> None:
     rows = []
     for salt in (SALT, SALT[::-1]):
-        recording = Recording(salt.encode())
+        recording = WorkloadRecording(salt.encode())
         recording.add(request(session=7), "tokyo", 1.0, 2.0, Usage(1000, 3))
         rows.append(rows_of(recording)[0])
     text = json.dumps(rows)
@@ -93,16 +93,16 @@ def test_a_fingerprint_is_no_sum_of_a_salts_share_and_a_prompts() -> None:
     """
     names = []
     for salt in ("a" * 24 + "01234567", "b" * 24 + "01234567"):
-        recording = Recording(salt.encode())
+        recording = WorkloadRecording(salt.encode())
         recording.add(request(), "tokyo", 1.0, 2.0, Usage(1000, 3))
         names.append([before_its_avalanche(name) for name, _ in rows_of(recording)[0]["blocks"]])
     assert len({(one - other) % (1 << 64) for one, other in zip(*names, strict=True)}) > 1
 
 
 def test_rows_and_sessions_of_a_recording_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorders, "ROWS_MAX", 3)
-    monkeypatch.setattr(recorders, "SESSIONS_MAX", 2)
-    recording = Recording(SALT.encode())
+    monkeypatch.setattr(workload_recorder, "ROWS_MAX", 3)
+    monkeypatch.setattr(workload_recorder, "SESSIONS_MAX", 2)
+    recording = WorkloadRecording(SALT.encode())
     for number in range(1, 6):
         recording.add(request(session=number), "tokyo", float(number), number + 0.5, Usage(10, 1))
     assert len(recording.rows) == 3
@@ -112,14 +112,14 @@ def test_rows_and_sessions_of_a_recording_are_bounded(monkeypatch: pytest.Monkey
     assert "pause_s" not in rows_of(recording)[0]
 
 
-async def served(recorder: Recorder) -> TestClient[Any, Any]:
+async def served(recorder: WorkloadRecorder) -> TestClient[Any, Any]:
     app = web.Application()
     app.router.add_get("/record", recorder.stream)
     return TestClient(TestServer(app))
 
 
 async def test_rows_come_while_it_lasts_then_their_number() -> None:
-    recorder = Recorder("tokyo")
+    recorder = WorkloadRecorder("tokyo")
     async with await served(recorder) as client:
         assert not recorder.recordings
         response = await client.get(f"/record?for_s=0.7&salt={SALT}")
@@ -132,7 +132,7 @@ async def test_rows_come_while_it_lasts_then_their_number() -> None:
 
 
 async def test_a_request_whose_client_left_is_not_recorded() -> None:
-    recorder = Recorder("tokyo")
+    recorder = WorkloadRecorder("tokyo")
     async with await served(recorder) as client:
         response = await client.get(f"/record?for_s=60&salt={SALT}")
         response.close()
@@ -156,15 +156,15 @@ async def test_a_request_whose_client_left_is_not_recorded() -> None:
     ],
 )
 async def test_an_invalid_query_for_a_recording_is_refused_with_the_reason(query: str, status: int, says: str) -> None:
-    async with await served(Recorder("tokyo")) as client:
+    async with await served(WorkloadRecorder("tokyo")) as client:
         response = await client.get(f"/record?{query}")
         assert response.status == status
         assert says in (await response.json())["error"]
 
 
 async def test_listeners_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorders, "LISTENERS_MAX", 1)
-    recorder = Recorder("tokyo")
+    monkeypatch.setattr(workload_recorder, "LISTENERS_MAX", 1)
+    recorder = WorkloadRecorder("tokyo")
     async with await served(recorder) as client:
         with recorder.listening(SALT.encode()):
             assert (await client.get(f"/record?for_s=1&salt={SALT}")).status == 503
@@ -173,7 +173,7 @@ async def test_listeners_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_is_one_of_a_log() -> None:
     from farhop_lab.workloads.traces import LogRow
 
-    recording = Recording(SALT.encode())
+    recording = WorkloadRecording(SALT.encode())
     recording.add(request(session=Random(1).getrandbits(64)), "tokyo", 1.0, 2.0, Usage(1000, 3))
     row = msgspec.json.decode(recording.rows[0], type=LogRow)
     assert row.region == "tokyo"
