@@ -56,7 +56,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Plan and print; the exit code, 1 if with routing no fleet within the bounds is enough."""
+    """Plan and print; the exit code, 1 if with routing no fleet within the bounds is enough, for N or for N-1."""
     scenario = _aimed(shortened(found(options.scenario), options.for_s), options)
     until = time.monotonic() + options.within_s
     prices = {name: scenario.topology.regions[name].usd_per_gpu_hour for name in scenario.doc.sites}
@@ -77,8 +77,9 @@ def run(options: Options) -> int:
         show.json({"scenario": scenario.document(), "plan": planned})
     else:
         print_plan(scenario, planned)
-    together = planned.together
-    return 0 if together.replicas is not None and together.worst >= scenario.doc.objective.good else NEGATIVE
+    needs = [planned.together, planned.together_spare][: len(scenario.doc.sites)]  # one region has no N-1
+    enough = all(need.replicas is not None and need.worst >= scenario.doc.objective.good for need in needs)
+    return 0 if enough else NEGATIVE
 
 
 def _aimed(scenario: Scenario, options: Options) -> Scenario:

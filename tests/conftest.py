@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -57,6 +57,14 @@ def played(named: int) -> int:
     Only what is given within a test has to ask, and be marked `hypothesis`.
     """
     return max(min(named, EXAMPLES_MIN), round(EXAMPLES * named))
+
+
+def further(cases: Iterable[T], *first: T) -> list[Any]:
+    """The cases of a test that takes long for each: `make test` plays the first named, `make test-system` all."""
+    return [
+        case if case in first else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)
+        for case in cases
+    ]
 
 
 # For all properties: the same examples in every run, and no result that depends on how busy the machine is,

@@ -141,8 +141,8 @@ def run_plan(
 ) -> None:
     """Plan capacity: replicas per region, N and N-1, with and without routing between regions.
 
-    By search over simulated runs. Exit code 1 if no fleet within --most is enough, 2 if a region has too few requests
-    to tell.
+    By search over simulated runs. Exit code 1 if no fleet within --most is enough, for N or for N-1; 2 if a region
+    has too few requests to tell.
     """
     from farhop_cli.plan import Options, run
 

@@ -258,7 +258,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     ),
     52: _fields(
         regional_view.Sample,
-        "at waiting running kv_usage kv_tokens prefix_queries prefix_hits lora queued started_at slots since",
+        "at waiting running kv_usage kv_tokens prefix_queries prefix_hits lora queued started_at slots since asleep",
     ),
     53: _fields(regional_view.Lora, "max running waiting"),
     54: _fields(regional_view.ReplicaSampled, "target sample"),

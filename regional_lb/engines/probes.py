@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from farhop.balance import outcome
 from farhop.relay.upstream import fetch
+from farhop.relay.upstream.dial import dial
 from farhop.relay.upstream.fetch import FetchError
 
 if TYPE_CHECKING:
@@ -132,10 +133,9 @@ class _Tcp:
 
     async def look(self) -> ProbeResult:
         """READY if the port accepts a connection."""
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_s):
-                transport, _ = await loop.create_connection(asyncio.Protocol, self._address.host, self._address.port)
+                transport, _ = await dial(asyncio.Protocol, self._address.host, self._address.port)
         except OSError as error:  # TimeoutError is one
             self.why = f"{self._address}: {error.strerror or 'timeout'}"
             return GONE if isinstance(error, ConnectionRefusedError) else FAILED

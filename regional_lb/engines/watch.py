@@ -48,6 +48,7 @@ SWEEP_S = 0.1  # between two looks at whether those leaving have finished
 # two scrapes of an engine at rest.
 _CLOSES_SOON_S = 1.9
 _WARMUP_S = 60.0  # the most that each completion of a warm-up may take: kernels are compiled, graphs captured
+_ASLEEP = "its metrics say that it sleeps; wake it up"
 _HUNG = "it generates nothing, whatever its health page says"
 # Of an engine, or of a proxy before it. By 501 it says that it lists none, as does one that breaks the connection off.
 _NO_ANSWER = ("unreachable", "timeout", "status 500", "status 502", "status 503", "status 504")
@@ -66,6 +67,7 @@ class _Observed:
         self.ready = False  # its last probe said so
         self.able = False  # it was ready and is not held back: one whose probe failed may still be picked
         self.hung = False
+        self.asleep = False  # its last scrape said so
         self.at_rest = False  # its last scrape said so
         self.models_known = False  # it said what it serves, or that it has no such page, and was the same since
         self.restart_suspected = asyncio.Event()  # another process may have taken its place
@@ -206,6 +208,8 @@ class Watcher:
                 verdict = await prober.look()
                 if not one.is_current():
                     return
+                if verdict is probes.READY and one.asleep:
+                    verdict = probes.UNREADY  # a request, a warm-up's too, would hang there or end its process
                 if one.restart_suspected.is_set() or not verdict.ok:
                     one.restart_suspected.clear()
                     one.models_known = False
@@ -225,7 +229,8 @@ class Watcher:
                     cold = not await self._warm_up(replica)
                     verdict = probes.FAILED if cold else verdict
                 # Said once that it is down: one that starts together with us is there a moment later.
-                self._problem(one, "health", _unwell(prober.why, verdict), said=fails >= self._watch.fall)
+                why = _ASLEEP if one.asleep and not prober.why else _unwell(prober.why, verdict)
+                self._problem(one, "health", why, said=fails >= self._watch.fall)
                 if verdict.gone and one.able and self._models_ruled():
                     verdict = probes.UNREADY  # at once: what listens there next is another process
                 self._probed(one, verdict)
@@ -375,8 +380,11 @@ class Watcher:
                     _note_work(one, sample)
                 if sample.slots is not None and self.members.runs(one.name, sample.slots, by_metrics=True):
                     self._take_in()
+                one.asleep = sample.asleep
                 if before is not None and sample.restarted(before):
                     self._replaced(one)
+                if sample.asleep and one.able:
+                    self._hold_back(one)
                 self._react(ReplicaSampled(one.name, sample))
                 one.at_rest = before is not None and sample.same(before) and not self._in_flight(one.name)
                 before = sample

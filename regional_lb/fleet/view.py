@@ -47,10 +47,13 @@ class Sample(msgspec.Struct, frozen=True):
     started_at: float | None = None  # when its process began, in the engine's own seconds
     slots: int | None = None  # how many requests it runs at once
     since: float | None = None  # since when scrapes say the same; None: this one is the first to
+    asleep: bool = False  # its memory was taken from it: it answers nothing, and what it cached is gone
 
     def restarted(self, before: Sample) -> bool:
-        """Whether this is another process than the earlier sample's: it started later, or its counters ran
-        backwards."""
+        """Whether this is as good as another process than the earlier sample's: it started later, its counters ran
+        backwards, or it fell asleep."""
+        if self.asleep and not before.asleep:
+            return True
         if self.started_at is not None and before.started_at is not None:
             return self.started_at - before.started_at > _START_SLACK_S
         return self.prefix_queries < before.prefix_queries or self.prefix_hits < before.prefix_hits

@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import machine
+import pytest
 
 from farhop_lab.bench.bodies import KEY, MODEL
 from farhop_lab.bench.client import Job
@@ -54,6 +55,7 @@ def _gone(pid: int) -> bool:
     return False
 
 
+@pytest.mark.long
 async def test_a_rig_starts_it_loads_both_instances_and_ends_all_of_it(tmp_path: Path) -> None:
     async with engines(tmp_path, open_files(), None) as place:
         port = _port()

@@ -48,6 +48,7 @@ async def _hot_spot(naive: bool) -> int:
     return max(Counter(one.replica for one in load.asked if one.kind == "long").values())
 
 
+@pytest.mark.long
 async def test_long_generations_make_no_hot_spot() -> None:
     assert await _hot_spot(naive=True) == 12
     assert await _hot_spot(naive=False) <= 7
@@ -116,6 +117,7 @@ async def _thrash(naive: bool) -> float:
         return sum(c.prefix_hits for c in counters) / sum(c.prefix_queries for c in counters)
 
 
+@pytest.mark.long
 async def test_conversations_do_not_drive_each_other_out_of_the_caches() -> None:
     ours, naive = await _thrash(naive=False), await _thrash(naive=True)
     assert naive < 0.5
@@ -145,6 +147,7 @@ async def _partition(naive: bool) -> int:
     return len(swallowed)
 
 
+@pytest.mark.long
 async def test_an_unreachable_target_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await _partition(naive=False) == 0
     monkeypatch.setattr(overdue, "CONFIRM_S", inf)  # a naive balancer waits for its time-outs

@@ -108,6 +108,7 @@ def test_after_a_region_s_loss_no_request_is_served_where_the_law_forbids_it(dri
     assert "lose-a-region" in drilled.farhop("history", "lose-a-region").stdout
 
 
+@pytest.mark.long
 def test_a_killed_runner_ends_its_drill_and_the_emergency_stop_blocks_new_ones(drilled: Drilled) -> None:
     words = ["drill", "run", drilled.thin("kill-a-global-balancer"), "--set", "soak_s=50", "--world", str(drilled.path)]
     runner = subprocess.Popen(
@@ -158,6 +159,7 @@ def test_a_drill_whose_terminal_is_lost_rolls_back_and_is_aborted(drilled: Drill
     ).stdout  # fmt: skip
 
 
+@pytest.mark.long
 def test_no_client_notices_a_region_s_refusal_and_its_own_traffic_comes_back(drilled: Drilled) -> None:
     """By overrides alone. Its global balancers learn of it by being refused."""
     code, output = drilled.run(drilled.thin("region-refuses"), "--set", "soak_s=1.5")
@@ -191,6 +193,7 @@ def test_chaos_toolkit_runs_what_is_exported_and_reaches_the_drills_verdict(dril
     assert [one["activity"]["name"] for one in document["rollbacks"]] == ["stop law-change"]
 
 
+@pytest.mark.long
 def test_of_two_schedule_watchers_one_runs_a_due_drill_and_both_end_with_their_starter(
     drilled: Drilled,
 ) -> None:

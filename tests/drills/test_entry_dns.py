@@ -98,8 +98,9 @@ _ASK = """
 import socket, sys
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 sock.bind((sys.argv[1], 0)); sock.settimeout(5)
-sock.sendto(bytes.fromhex(sys.argv[3]), (sys.argv[2], 53))
-print(sock.recvfrom(4096)[0].hex())
+sock.connect((sys.argv[2], 53))  # so it is told at once if nobody is there yet
+sock.send(bytes.fromhex(sys.argv[3]))
+print(sock.recv(4096).hex())
 """
 
 

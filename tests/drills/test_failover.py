@@ -29,7 +29,7 @@ from failover import (
 from farhop.store.contract import LAW_KEY
 from farhop_lab.world.client import answer
 from farhop_lab.world.etcd import find_binary
-from tests.conftest import RunningWorld
+from tests.conftest import RunningWorld, further
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,6 +99,7 @@ def test_a_region_killed_under_load(failing: RunningWorld) -> None:
     failing.call(world.wait_until_serving(ALL))
 
 
+@pytest.mark.long
 def test_a_region_behind_a_black_hole(failing: RunningWorld) -> None:
     """What is sent there vanishes and nothing closes; it goes on reporting to the hubs."""
     world = failing.world
@@ -158,7 +159,9 @@ async def break_etcd(world: Any, how: str) -> float:
     return time.time() - began
 
 
-@pytest.mark.parametrize("how", ["killed", "paused", "compacted", "its leader moved", "wiped"])
+@pytest.mark.parametrize(
+    "how", further(["killed", "paused", "compacted", "its leader moved", "wiped"], "killed", "its leader moved")
+)
 def test_no_request_fails_whatever_happens_to_etcd(failing: RunningWorld, how: str) -> None:
     """No client fails, no report is missed, and on a machine that lets processes run no region is seen to flap.
 
@@ -238,6 +241,7 @@ async def one(failing: RunningWorld, region: str, text: str, tenant: str) -> Any
     return await answer([failing.entry(region)], f"sk-farhop-{tenant}", body)
 
 
+@pytest.mark.long
 def test_one_hub_down_is_reported_and_no_request_fails(failing: RunningWorld) -> None:
     """And an operator's word said meanwhile reaches everybody by the other hub."""
     world = failing.world

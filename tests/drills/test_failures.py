@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import pytest
 from failover import settled
 
 from farhop_lab.world.client import Delta, Result, ask
@@ -184,6 +185,7 @@ def test_a_global_balancer_killed_is_not_noticed_elsewhere(running: RunningWorld
         running.call(running.world.wait_until_serving(ALL))
 
 
+@pytest.mark.long
 def test_service_goes_on_without_etcd(running: RunningWorld) -> None:
     """One that hangs, and what else becomes of it: tests/drills/test_failover.py."""
     etcd = running.world.etcd
@@ -334,6 +336,7 @@ def test_no_engine_queues_while_another_has_room(running: RunningWorld) -> None:
 CUT_S, STORY_TOKENS = 4.0, 6000
 
 
+@pytest.mark.long
 def test_requests_lost_in_a_black_hole_are_sent_again_and_a_broken_stream_is_continued(running: RunningWorld) -> None:
     """One lawful region, cut off for 4 s, connections dead for good: it goes on reporting to etcd, so it is in doubt at
     most, and there is nowhere else to go. A first byte is waited for 120 s, and a begun stream 60 s."""

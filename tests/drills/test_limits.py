@@ -77,6 +77,7 @@ class Clients:
         return A_MINUTE + (time.monotonic() - self.since) * A_MINUTE / 60.0
 
 
+@pytest.mark.long
 async def test_limits_hold_after_the_quota_root_is_killed_and_then_its_whole_region(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

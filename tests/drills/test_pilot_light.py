@@ -59,6 +59,7 @@ def state(of: str) -> Callable[[dict[str, Any]], bool]:
     return lambda region: region["pilot_light"]["state"] == of
 
 
+@pytest.mark.long
 def test_a_pilot_light_wakes_for_a_lost_neighbour(piloted: RunningWorld) -> None:
     world = piloted.world
     tokyo, virginia = world.regions["tokyo"], world.regions["virginia"]
@@ -107,6 +108,7 @@ def test_a_pilot_light_wakes_for_a_lost_neighbour(piloted: RunningWorld) -> None
     assert "tokyo" not in went("anywhere", 4, "tokyo")
 
 
+@pytest.mark.long
 def test_shipped_drill_wakes_a_pilot_light_and_reports_the_duration(piloted: RunningWorld, tmp_path: Path) -> None:
     drilled = Drilled(piloted, tmp_path)
     try:

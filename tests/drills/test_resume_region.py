@@ -138,6 +138,7 @@ def test_streams_go_on_from_another_region(world: RunningWorld, engines: bool) -
         assert usage_of(result) == usage_of(alike)
 
 
+@pytest.mark.long
 def test_a_tenant_of_that_region_alone_goes_on_there_once_its_balancer_is_back(world: RunningWorld) -> None:
     """No other lawful region is there: its streams wait, and nothing of them goes elsewhere."""
 
@@ -180,6 +181,7 @@ async def prompt_tokens(world: World) -> dict[str, float]:
     return found
 
 
+@pytest.mark.long
 def test_a_stream_with_a_long_prompt_goes_on_where_it_is_cached_once_the_balancer_is_back(slow: RunningWorld) -> None:
     """SIGKILL to the balancer alone, and a new one at once: it refuses until it has found its engines."""
     world = slow.world
@@ -244,6 +246,7 @@ async def drained(world: RunningWorld) -> tuple[list[Result], float, int]:
         await store.close()
 
 
+@pytest.mark.long
 def test_streams_leave_a_drained_region_within_seconds_and_say_what_whole_ones_say(world: RunningWorld) -> None:
     async def drill() -> tuple[list[Result], tuple[list[Result], float, int]]:
         return await asyncio.gather(whole(world, LONG), drained(world))

@@ -60,6 +60,7 @@ async def streams(world: RunningWorld, killed: str) -> list[Result]:
     return list(await asyncio.gather(*tasks))
 
 
+@pytest.mark.long
 def test_streams_go_on_from_another_replica_and_from_another_region(world: RunningWorld) -> None:
     world.call(world.world.wait_until_serving(REGIONS))
     run = world.world.regions[FROM]

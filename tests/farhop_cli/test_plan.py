@@ -128,6 +128,16 @@ def test_an_unknown_scenario_is_one_line() -> None:
     assert output.stderr.count("\n") == 1
 
 
+def test_a_plan_that_does_not_outlive_a_region_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(TEXT.replace("{virginia: 12, tokyo: 6}", "{virginia: 20, tokyo: 20}"))
+    output = CliRunner().invoke(app(), ["plan", str(path), "--most", "1", "--json"])
+    found = json.loads(output.stdout)["plan"]
+    assert found["together"]["replicas"] == {"virginia": 1, "tokyo": 1}
+    assert found["together_spare"]["replicas"] is None
+    assert output.exit_code == 1, output.output
+
+
 def test_plan_of_an_impossible_objective_shows_what_the_largest_fleet_reaches(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(TEXT)

@@ -248,6 +248,7 @@ async def process(*words: str, code: int = 0) -> str:
     return printed.decode()
 
 
+@pytest.mark.long
 async def test_drills_run_from_a_laptop_on_a_fleet_with_certificates_and_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from farhop_lab.sim.engines import Gpu
 from farhop_lab.sim.sites import Site, flat, gpus
 from farhop_lab.sim.world import World
 from regional_lb.scheduler.flow import FlowConfig, RegionalFlow
+from tests.conftest import further
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,7 +106,7 @@ class Shop:
 
 
 # 400 requests at 64 at once are 6 answers a client: by chance one seed is up to 23 apart, with fewer clients up to 7.
-@pytest.mark.parametrize(("at_once", "seeds"), [(4, (3,)), (16, (3,)), (64, (3, 4, 5))])
+@pytest.mark.parametrize(("at_once", "seeds"), further([(4, (3,)), (16, (3,)), (64, (3, 4, 5))], (4, (3,)), (16, (3,))))
 def test_equal_replicas_get_equal_shares_despite_a_wrong_configured_speed(at_once: int, seeds: tuple[int, ...]) -> None:
     shares: Counter[str] = Counter()
     for seed in seeds:
@@ -117,7 +118,7 @@ def test_equal_replicas_get_equal_shares_despite_a_wrong_configured_speed(at_onc
 
 @pytest.mark.parametrize(
     ("replicas", "at_once", "slowness", "for_s"),
-    [(4, 16, float("inf"), 9), (2, 16, 5, 15), (4, 8, 5, 9)],
+    further([(4, 16, float("inf"), 9), (2, 16, 5, 15), (4, 8, 5, 9)], (4, 16, float("inf"), 9)),
 )
 def test_replica_regains_its_share_within_thirty_seconds_after_being_slow_or_stalled(
     replicas: int, at_once: int, slowness: float, for_s: int
@@ -178,6 +179,7 @@ def test_no_request_is_sent_to_explore_at_the_cost_of_its_deadline() -> None:
     assert {record.outcome for record in records} == {"served"}
 
 
+@pytest.mark.long
 async def test_equal_live_replicas_get_equal_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulated engines at five times their speed, with the default figures; 16 clients after a lone one.
 

@@ -23,6 +23,7 @@ from farhop_lab.sim.sites import flat, gpus
 from farhop_lab.sim.world import World
 from farhop_lab.studies import cell, routers
 from farhop_lab.workloads import load, places, traces
+from tests.conftest import further
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +81,7 @@ def judged(world: World) -> int:
     return sum(record.usual is not None for record in records)
 
 
-@pytest.mark.parametrize("name", scenarios.shipped_names())
+@pytest.mark.parametrize("name", further(scenarios.shipped_names(), "arena", "diurnal", "overload"))
 def test_no_healthy_replica_is_ejected_in_a_shipped_scenario(name: str) -> None:
     scenario = scenarios.find(name, routers.names())
     seconds = SECONDS.get(name, 27.0)
@@ -94,7 +95,7 @@ def test_no_healthy_replica_is_ejected_in_a_shipped_scenario(name: str) -> None:
     assert judged(world) > 0
 
 
-@pytest.mark.parametrize("of_capacity", [0.5, 0.9, 1.2])
+@pytest.mark.parametrize("of_capacity", further([0.5, 0.9, 1.2], 0.9))
 def test_no_healthy_replica_is_ejected_under_the_azure_code_trace(of_capacity: float) -> None:
     world = coding(of_capacity, 40.0)
     measures = world.run(40.0)

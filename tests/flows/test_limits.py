@@ -129,6 +129,7 @@ async def test_a_quota_does_not_multiply_by_regions(up: Regions) -> None:
     assert served[0].headers["x-ratelimit-limit-requests"] == "10"
 
 
+@pytest.mark.long
 async def test_idle_quota_of_a_pool_of_two_tenants_is_lent_and_each_tenant_keeps_its_own(up: Regions) -> None:
     for name in ("acme", "globex"):
         await up.limit(tenant=name, requests_per_minute=120, pool="gold")
@@ -225,6 +226,7 @@ def opened() -> bytes:
     return chat(key="sk-farhop-acme", body=streaming())
 
 
+@pytest.mark.long
 async def test_concurrency_limit_holds_in_all_regions_however_requests_end(up: Regions) -> None:
     await up.limit(concurrency=4)
     entries = [*(both.entry for both in up.both), up.both[0].client]

@@ -18,6 +18,7 @@ from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from worlds import until_concluded
@@ -225,6 +226,7 @@ def test_below_capacity_no_request_is_refused_and_long_prompts_do_not_starve() -
     assert fmean(done) < 1.02
 
 
+@pytest.mark.long
 def test_above_capacity_engines_do_as_much_work_as_under_a_pushing_router() -> None:
     # The total work of one seed ends within 10 % of the other's by chance.
     done = [code("farhop", 1.3, seed)[2] / code("spill-least-load", 1.3, seed)[2] for seed in CODE_SEEDS]

@@ -29,6 +29,7 @@ from farhop.relay.http import head, tls
 from farhop.relay.http.body import ChunkedBody, EndlessBody, FramingError, LengthBody
 from farhop.relay.http.cork import Cork
 from farhop.relay.upstream import tunnel
+from farhop.relay.upstream.dial import dial
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -531,11 +532,9 @@ class Pool:
         if address.via is not None:
             return await tunnel.connect(address.via, address, partial(UpstreamConnection, self, address), context)
         if context is not None:
-            tcp, _ = await self._loop.create_connection(asyncio.Protocol, address.host, address.port)
+            tcp, _ = await dial(asyncio.Protocol, address.host, address.port)
             return await tls.upgrade(tcp, partial(UpstreamConnection, self, address), context, address.tls)
-        _, connection = await self._loop.create_connection(
-            lambda: UpstreamConnection(self, address), address.host, address.port
-        )
+        _, connection = await dial(lambda: UpstreamConnection(self, address), address.host, address.port)
         return connection
 
     def refused(self, address: Address, error: ssl.SSLError) -> None:

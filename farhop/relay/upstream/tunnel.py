@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from farhop.relay.http import tls
+from farhop.relay.upstream.dial import dial
 
 if TYPE_CHECKING:
     import ssl
@@ -63,8 +64,7 @@ async def connect(
 
     Raises OSError where either of them refuses. Bound it in time: a proxy may never answer.
     """
-    loop = asyncio.get_running_loop()
-    transport, handshake = await loop.create_connection(lambda: _Handshake(target), via.host, via.port)
+    transport, handshake = await dial(lambda: _Handshake(target), via.host, via.port)
     try:
         await handshake.answered
     except BaseException:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal, cast
 
+from farhop.relay.upstream.dial import dial
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -171,9 +173,8 @@ class Link(asyncio.Protocol):
 async def open_link(endpoint: str, kind: Literal[b"SUB", b"DEALER"]) -> Link:
     """A link to `tcp://host:port`. Raises LinkError, OSError if nothing listens there, TimeoutError."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    loop = asyncio.get_running_loop()
     async with asyncio.timeout(HANDSHAKE_S):
-        _, link = await loop.create_connection(Link, host.strip("[]"), int(port))
+        _, link = await dial(Link, host.strip("[]"), int(port))
         try:
             await link.shake_hands(kind)
         except BaseException:

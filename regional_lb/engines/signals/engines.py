@@ -52,7 +52,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     `waiting`, and `running` unless it is empty, are required. `held`: what waits before that queue, in the server. The
     KV cache in tokens is the product of the `capacity` series, or read from the `info` metric's labels. `lora`: a
     metric whose labels name adapters, and whose value is the time of that state. `computed`: prompt tokens that were
-    not cached, if an engine counts these instead of all `queries`. `slots`: how many requests it runs at once.
+    not cached, if an engine counts these instead of all `queries`. `slots`: how many requests it runs at once. `awake`:
+    0 while it sleeps, whatever its health page says.
     """
 
     waiting: Series
@@ -66,6 +67,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     info: Info | None = None
     lora: bytes = b""
     slots: tuple[Series, ...] = ()
+    awake: tuple[Series, ...] = ()
 
 
 class Engine(msgspec.Struct, frozen=True):
@@ -87,6 +89,7 @@ def _as_vllm(stem: bytes) -> Dialect:
         hits=(Series(stem + b"prefix_cache_hits_total"), Series(stem + b"gpu_prefix_cache_hits_total")),
         info=Info(stem + b"cache_config_info", b"num_gpu_blocks", b"block_size"),
         lora=stem + b"lora_requests_info",
+        awake=(Series(stem + b"engine_sleep_state", b"sleep_state", b"awake"),),
     )
 
 
@@ -181,6 +184,7 @@ def read_page(
         lora=_lora(page, dialect.lora, dropped) if dialect.lora else None,
         started_at=max(started, default=None),
         slots=_slots(page, dialect, dropped),
+        asleep=0.0 in _first(page, dialect.awake, 1.0, dropped),
     )
 
 

@@ -23,6 +23,7 @@ async def test_every_figure_of_the_world_changes() -> None:
         assert one[name].snapshot != other[name].snapshot
 
 
+@pytest.mark.long
 async def test_the_server_is_within_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "SETTLE_S", 1.0)  # CPU of the start is not measured
     rows = {row.what: row for row in await console.costs(1.0)}

@@ -43,6 +43,7 @@ def test_wrong_streams_are_detected(wire: bytes, is_wrong: bool) -> None:
     assert bool(report.wrong) == is_wrong, report
 
 
+@pytest.mark.long
 def test_streams_cut_at_random_bytes_say_what_whole_ones_say() -> None:
     """A share of `farhop bench resume --interruptions 10000`: so many that one kill is among them, and that a tenth of
     the streams is more than those that one kill may end."""
@@ -60,6 +61,7 @@ def test_streams_cut_at_random_bytes_say_what_whole_ones_say() -> None:
     assert cut <= sum(n for what, n in report.counted.items() if what.startswith("global: broken")), report
 
 
+@pytest.mark.long
 def test_streams_resumed_from_text_equal_uncut_ones() -> None:
     """A share of `farhop bench resume --interruptions 10000 --text`."""
     report = asyncio.run(measure(8, by_text=True))

@@ -29,6 +29,7 @@ def test_farhop_tiers_are_left_out_without_etcd(monkeypatch: pytest.MonkeyPatch)
     assert tiers.OURS[0].missing() == "no etcd binary: install one on PATH"
 
 
+@pytest.mark.long
 async def test_two_instances_share_a_port(tmp_path: Path) -> None:
     async with engines(tmp_path, open_files(), None) as environment, tiers.two_regional(environment) as running:
         assert len(set(running.pids)) == len(set(running.admins)) == 2

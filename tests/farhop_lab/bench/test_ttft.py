@@ -37,6 +37,7 @@ def test_additions_are_paired_within_a_round_so_that_a_slow_round_shifts_nothing
     assert rows[ttft.BOTH].cpu_ms == 0.5
 
 
+@pytest.mark.long
 async def test_a_short_run_over_both_tiers() -> None:
     lines: list[str] = []
     rows = await ttft.measure(1, modes=ttft.MODES[2:], progress=lines.append)

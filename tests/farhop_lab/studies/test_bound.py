@@ -13,6 +13,7 @@ from farhop_lab.scenarios.load import Scenario, parse
 from farhop_lab.studies import bound
 from farhop_lab.studies.bound import Demand
 from farhop_lab.studies.cell import Key, run
+from tests.conftest import further
 
 TEXT = """
 name: small
@@ -34,7 +35,9 @@ def small(text: str = TEXT) -> Scenario:
     return parse(text, "it", Path(), ["farhop"])
 
 
-@pytest.mark.parametrize(("router", "load"), [("farhop", 0.5), ("farhop", 3.0), ("omniscient", 3.0)])
+@pytest.mark.parametrize(
+    ("router", "load"), further([("farhop", 0.5), ("farhop", 3.0), ("omniscient", 3.0)], ("omniscient", 3.0))
+)
 def test_no_router_exceeds_the_upper_bound(router: str, load: float) -> None:
     scenario = small()
     found = run(scenario.document(), scenario.folder, Key("small", router, load, 1), "r")

@@ -78,6 +78,7 @@ def test_promises_are_held_against_what_came_tier_by_tier() -> None:
     assert promise_errors([MeasuredAnswer(200.0, 100, 30)]) == []
 
 
+@pytest.mark.long
 def test_real_processes_answer_the_scenarios_programs(tmp_path: Path) -> None:
     seen, failed = asyncio.run(live(scenario(), 4.0, 1, tmp_path))
     assert failed == 0

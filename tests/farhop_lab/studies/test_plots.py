@@ -51,6 +51,7 @@ def texts(figure: Any) -> str:
     return "\n".join(text.get_text() for text in figure.findobj(Text))
 
 
+@pytest.mark.long
 def test_all_pictures_are_written(ran: tuple[Scenario, list[Result]], tmp_path: Path) -> None:
     files = plots.draw(*ran, tmp_path)
     assert [file.name for file in files] == [

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.long
 async def test_the_leader_moves_and_the_data_stay_until_they_are_wiped(tmp_path: Path) -> None:
     async with EtcdCluster(3, tmp_path) as cluster:
         assert len(set(cluster.endpoints)) == 3

@@ -366,6 +366,27 @@ async def test_an_engine_that_loads_is_alive_and_takes_no_work(monkeypatch: pyte
         await until(lambda: found.ready[-1] and len(found.replicas.able("m", 0.0)) == 1)
 
 
+async def test_an_engine_that_sleeps_behind_a_green_health_page_takes_no_work_until_it_wakes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    awake = [1]
+
+    async def metrics(_request: web.Request) -> web.Response:
+        state = f'vllm:engine_sleep_state{{engine="0",sleep_state="awake"}} {awake[0]}\n'
+        return web.Response(text=page(more=state))
+
+    async with served(metrics) as url, watching(monkeypatch, {"one": url}) as found:
+        await until(lambda: found.ready and found.ready[-1] and len(found.samples) >= 2)
+        for state in (0, 1):
+            awake[0] = state
+            await until(lambda: found.ready[-1] is bool(awake[0]))
+            found.ready.clear()
+            await until(lambda: len(found.ready) >= 3)
+            assert set(found.ready) == {bool(state)}
+            assert {ok for _, ok in found.probes} == {True}, "no failure"
+            assert len(found.watcher.problems("one")) == 1 - state
+
+
 async def test_a_replica_is_warmed_up_before_its_first_work_and_again_after_it_was_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -505,6 +505,9 @@ def test_prefill_replicas_are_listed_apart_from_replicas_that_answer() -> None:
         (Sample(0.0, 0, 0, started_at=100.0), Sample(1.0, 0, 0, started_at=100.2), False),
         (Sample(0.0, 0, 0, prefix_queries=900.0), Sample(1.0, 0, 0, prefix_queries=20.0), True),
         (Sample(0.0, 0, 0, prefix_queries=900.0), Sample(1.0, 0, 0, prefix_queries=920.0), False),
+        (Sample(0.0, 0, 0), Sample(1.0, 0, 0, asleep=True), True),
+        (Sample(0.0, 0, 0, asleep=True), Sample(1.0, 0, 0, asleep=True), False),
+        (Sample(0.0, 0, 0, asleep=True), Sample(1.0, 0, 0), False),
     ],
 )
 def test_another_process_behind_the_same_address_holds_nothing(

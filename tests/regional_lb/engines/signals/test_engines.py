@@ -53,6 +53,18 @@ def test_a_page_as_each_engine_writes_it(name: str, engine: str, sample: Sample)
             read(text, engine=other)
 
 
+@pytest.mark.parametrize("stem", ["vllm", "aphrodite"])
+@pytest.mark.parametrize(("states", "asleep"), [("1", False), ("0", True), ("10", True), ("", False)])
+def test_an_engine_sleeps_as_soon_as_one_of_several_behind_its_address_does(
+    stem: str, states: str, asleep: bool
+) -> None:
+    text = f"{stem}:num_requests_waiting 0\n{stem}:num_requests_running 0\n"
+    for rank, awake in enumerate(states):
+        for state, value in (("awake", awake), ("weights_offloaded", 1 - int(awake)), ("discard_all", 0)):
+            text += f'{stem}:engine_sleep_state{{engine="{rank}",sleep_state="{state}"}} {value}.0\n'
+    assert read(text).asleep is asleep
+
+
 @pytest.mark.parametrize(("message", "slots"), [("64.0", 64), ("0", None), ("-1", None), ("NaN", None), ("1e9", None)])
 def test_the_number_of_slots_is_reported_or_unknown(message: str, slots: int | None) -> None:
     text = f"trtllm_num_requests_waiting 0\ntrtllm_num_requests_running 0\ntrtllm_max_num_active_requests {message}\n"
