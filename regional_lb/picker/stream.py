@@ -142,7 +142,8 @@ class GatewayRun(AttemptRun):
     def answer(self, answer: head.AnswerHead, served: str, details: str) -> None:
         """The answer's head has come, from the endpoint `served` ("": not reported)."""
         if details and details != messages.VIA_UPSTREAM and not served:
-            self.lost(outcome.CONNECT_FAILED if "connect" in details else outcome.DIED_BEFORE_START)
+            unconnected = "connection_failure" in details or "connection_timeout" in details
+            self.lost(outcome.CONNECT_FAILED if unconnected else outcome.DIED_BEFORE_START)
             return
         self._served_by(served)
         self.answered(answer)

@@ -220,7 +220,17 @@ async def test_the_ledger_follows_a_gateway_to_a_later_endpoint() -> None:
         assert not any(one.held)
 
 
-async def test_a_gateway_that_reached_no_endpoint_gets_an_error_answer() -> None:
+@pytest.mark.parametrize(
+    ("reset", "code"),
+    [
+        ("connection_failure", "connect_failed"),
+        ("remote_connection_failure|delayed_connect_error:_Connection_refused", "connect_failed"),
+        ("connection_timeout", "connect_failed"),
+        ("connection_termination", "upstream_died_before_first_byte"),  # it was connected, and may have begun
+        ("remote_reset", "upstream_died_before_first_byte"),
+    ],
+)
+async def test_a_gateway_that_got_no_answer_gets_an_error_that_says_how_far_it_came(reset: str, code: str) -> None:
     async with stage() as one:
         stream = one.stream()
         stream.take(asked())
@@ -228,11 +238,11 @@ async def test_a_gateway_that_reached_no_endpoint_gets_an_error_answer() -> None
         sent(stream)
         local = answered(b"503", ("content-type", b"text/plain"))
         details = local.attributes["envoy.filters.http.ext_proc"].fields["response.code_details"]
-        details.string_value = "upstream_reset_before_response_started{connection_failure}"
+        details.string_value = f"upstream_reset_before_response_started{{{reset}}}"
         stream.take(local)
         (found,) = sent(stream)
         assert found.immediate_response.status.code == 502
-        assert msgspec.json.decode(found.immediate_response.body)["error"]["code"] == "connect_failed"
+        assert msgspec.json.decode(found.immediate_response.body)["error"]["code"] == code
         assert not any(one.held)
 
 
