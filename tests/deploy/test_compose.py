@@ -152,15 +152,15 @@ class Load:
         return [str(one.error) for one in self.results if one.error is not None and one.ttft_ms is not None]
 
 
-def under_load(compose: Compose, *steps: tuple[str, ...], pause_s: float) -> tuple[Load, list[str]]:
-    """Run docker commands one after another while clients stream; what the commands said at fault."""
+def under_load(compose: Compose, cut: tuple[str, ...], mend: tuple[str, ...], cut_s: float) -> tuple[Load, list[str]]:
+    """Run two docker commands, so long after each other, while clients stream; what the commands said at fault."""
 
     async def drill() -> tuple[Load, list[str]]:
         load = Load(compose.entries)
         running = asyncio.create_task(load.run())
         faults: list[str] = []
         await asyncio.sleep(1.0)
-        for step in steps:
+        for step, pause_s in ((cut, cut_s), (mend, 2.0)):
             ended = await asyncio.to_thread(machine.docker, *step, timeout_s=90.0, check=False)
             if ended.returncode:
                 faults.append(ended.stderr)
@@ -312,7 +312,7 @@ def test_a_host_whose_network_is_cut_loses_no_request_that_had_not_begun(compose
         compose,
         ("network", "disconnect", network, name),
         ("network", "connect", "--alias=engine-paris-1", network, name),
-        pause_s=CUT_S,
+        CUT_S,
     )
     assert (faults, load.lost) == ([], [])
     assert len(load.results) > CLIENTS

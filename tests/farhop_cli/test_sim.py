@@ -64,6 +64,7 @@ def test_the_table_is_shown_even_if_the_page_cannot_be_written(scenario: str, tm
     assert text.stderr.endswith("tiny.html: Is a directory; give a folder that can be written to\n")
 
 
+@pytest.mark.long
 def test_page_is_utf_8_whatever_the_locale(scenario: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "farhop_cli", "sim", scenario, "--policy", "farhop", "--seeds", "1", "--out", out]

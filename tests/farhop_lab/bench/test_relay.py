@@ -9,6 +9,7 @@ from farhop_lab.bench import relay, wrk
 from farhop_lab.bench.harness import BenchError
 from farhop_lab.bench.proxies import Proxy
 from farhop_lab.bench.results import QUICK
+from tests.conftest import further
 
 TINY = msgspec.structs.replace(QUICK, sizes=(1024,), request_s=0.3, rest_s=0.1, streams=((4, 10.0),), stream_s=0.3)
 
@@ -27,7 +28,7 @@ def test_more_streams_than_files() -> None:
         relay.check_files(msgspec.structs.replace(QUICK, idle_streams=1000), 1024)
 
 
-@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("tls", further([False, True], True))
 async def test_the_relay_benchmark_measures_the_shipped_balancer(monkeypatch: pytest.MonkeyPatch, tls: bool) -> None:
     monkeypatch.setattr(wrk, "find", lambda: None)  # its runs last a second at least
     monkeypatch.setattr(relay, "_SETTLE_S", 0.1)

@@ -18,6 +18,7 @@ def test_growth_is_that_of_the_last_stretch() -> None:
     assert SoakReport(1000, 1000, 0, marks).per_request_bytes == 2.0
 
 
+@pytest.mark.long
 async def test_marks_are_set_along_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrk, "find", lambda: None)
     monkeypatch.setattr(soak, "SOAKED", PROXIES[0])  # the bare relay: it starts at once

@@ -81,6 +81,7 @@ print(world.digest)
 """
 
 
+@pytest.mark.long
 def test_one_seed_is_one_run_in_every_process() -> None:
     """Sets of names are ordered by a hash that Python seeds anew in each process: nothing may depend on it."""
     digests = {

@@ -73,6 +73,7 @@ def test_a_cells_recipe_depends_only_on_what_changes_its_result() -> None:
     assert pool.recipe(scenario) != pool.recipe(scenario.but(duration_s=5.0))
 
 
+@pytest.mark.long
 def test_a_recipe_is_the_same_in_every_process() -> None:
     code = (
         "from farhop_lab.studies import pool, routers\nfrom farhop_lab.scenarios.load import find\n"

@@ -7,6 +7,7 @@ from functools import cache
 from statistics import fmean
 
 import msgspec
+import pytest
 
 from farhop_lab.sim.baselines import gorgo
 from farhop_lab.sim.baselines.catalogue import ROUTERS
@@ -49,6 +50,7 @@ def rate(scores: list[Score]) -> float:
     return fmean(one.requests_per_s for one in scores)
 
 
+@pytest.mark.long
 def test_selective_pushing_beats_blind_pushing() -> None:
     """Trees on 4 replicas of one region, 30 clients: 1.27 x the throughput, P90 TTFT 18 x better, hits 89.86 : 68.89 %.
     (Here it needs trees that fill the memory: with thoughts of 100 tokens blind pushing has the better P90.)"""
@@ -68,6 +70,7 @@ def test_skywalker_hits_more_than_least_load_and_that_more_than_round_robin() ->
     assert skywalker.whole.ttft_ms.p90 < least_load.whole.ttft_ms.p90
 
 
+@pytest.mark.long
 def test_plain_consistent_hashing_beats_skywalker_on_uniform_trees() -> None:
     """By 2 % of throughput in the paper, with a single router in the US. (Here by 4 and 5 % with seeds 1 and 2.)"""
     skywalker, hashing = (
