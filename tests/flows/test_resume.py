@@ -112,6 +112,30 @@ async def test_stream_continues_after_an_engine_reports_that_it_is_broken() -> N
         assert outcomes(balancer) == {("resumed", ""): 2}
 
 
+@pytest.mark.parametrize("knows", ["the first engine", "the first engine, until it is gone"])
+async def test_a_stream_without_a_limit_goes_on_where_nobody_says_how_long_a_request_may_be(
+    monkeypatch: pytest.MonkeyPatch, knows: str
+) -> None:
+    async with fleet() as (balancer, url, engines):
+        asked = chat("tell me of the sea", max_tokens=None, ignore_eos=False)
+        expected = await ask(url, asked)
+        assert len(expected) > 12
+        resumption, told = balancer.relay.resumption, list[str]()
+        assert resumption is not None
+        known = resumption.context_tokens
+
+        def context_tokens(target: str, model: str) -> int | None:
+            told.append(target)
+            if target == told[0] and (len(told) < 3 or knows == "the first engine"):
+                return known(target, model)
+            return 0 if target != told[0] else None
+
+        monkeypatch.setattr(resumption, "context_tokens", context_tokens)
+        cut_once(engines, 1500)
+        sound(await ask(url, asked), expected, chats=True)
+        assert outcomes(balancer)["resumed", ""] == 1
+
+
 async def test_a_continued_stream_waits_for_a_slow_client() -> None:
     """It was told so while another answered: what it does not read must not pile up here."""
     async with fleet() as (balancer, url, _engines):

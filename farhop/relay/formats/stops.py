@@ -65,7 +65,7 @@ class Stops:
         stop string that ended with it was the end, of which only the event is missing."""
         self.scan_chars = self._longest - 1
         found = self._first_in(self._before + self._last, len(self._before)) if may_stop else None
-        self._ended_by = found[1] if found is not None else ""
+        self._ended_by = found[1] if found is not None else self._ended_by
 
     def apply(self, event: bytes, *, may_stop: bool) -> bytes:
         """An event as its engine wrote it: the same, or how it would have been written by one that knows all text.
@@ -85,9 +85,8 @@ class Stops:
                 at, text = stop
                 piece = pending[since : at + len(text)]
                 event = self._end(event, found, piece, text)
-        if piece:
-            self._before, self._last = self._ending, piece
-            self._ending = (self._ending + piece)[1 - self._longest :] if self._longest > 1 else ""
+        self._before, self._last = self._ending, piece  # without text, too: then its engine went on behind the last
+        self._ending = (self._ending + piece)[1 - self._longest :] if self._longest > 1 else ""
         return event
 
     def _first_in(self, text: str, since: int) -> tuple[int, str] | None:
