@@ -503,6 +503,8 @@ class ContinuedRun(ResumableRun):
         if not self._progress.finished:
             self.owner.failed(self, outcome.DIED_MID_STREAM if self.began else outcome.DIED_BEFORE_START)
             return
+        if end := self._progress.end(sends_usage=self._usage_due):  # its engine said no `[DONE]`
+            self.active.exchange.write(end)
         ended = self._ended()
         self.owner.ended(self, machine.AttemptEnded(ended.id, ended.attempt, self._status, self.usage, ended.fault))
 
