@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from datetime import date
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -30,7 +31,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pydantic_core import ErrorDetails
 
@@ -75,7 +76,7 @@ def _resolve(value: object, info: ValidationInfo) -> object:
         return found
     if how == "file":
         try:
-            found = Path(reference).read_text().strip()
+            found = Path(reference).read_text("utf-8-sig").strip()  # some editors write a mark before it
         except OSError as error:
             if left_out(info, f"{reference}: {error.strerror}"):
                 return ABSENT
@@ -170,12 +171,33 @@ def load(kind: type[_P], path: Path, absent: list[str] | None = None) -> _P:
     if not isinstance(document, dict):
         raise ConfigError(str(path), ["must be a mapping of fields; see docs/reference/configuration.md"])
     try:
-        return kind.model_validate(document, context=absent)
+        config = kind.model_validate(document, context=absent)
     except ValidationError as error:
         raise ConfigError(str(path), problems_of(error, kind=kind)) from None
+    if problems := [_line(where, _FLAG) for where in _flags(document, config)]:
+        raise ConfigError(str(path), problems)
+    return config
+
+
+_FLAG = "is yes or no (true or false); give a number"
+
+
+def _flags(given: Any, read: Any, where: tuple[int | str, ...] = ()) -> Iterator[tuple[int | str, ...]]:
+    """Where a flag was given and a number was read: `yes`, `off` and the like, of which pydantic makes 1 and 0."""
+    if isinstance(given, bool):
+        if isinstance(read, int | float) and not isinstance(read, bool):
+            yield where
+    elif isinstance(given, dict):
+        for name, value in given.items():
+            known = read.get(name) if isinstance(read, dict) else getattr(read, str(name), None)
+            yield from _flags(value, known, (*where, str(name)))
+    elif isinstance(given, list) and isinstance(read, list | tuple) and len(given) == len(read):
+        for index, value in enumerate(given):
+            yield from _flags(value, read[index], (*where, index))
 
 
 _QUOTED = re.compile(r"'[^']*'")
+_TABBED = re.compile(rb" *\t")
 
 
 class _Strict(yaml.SafeLoader):
@@ -206,6 +228,8 @@ def parsed(document: bytes, source: str) -> Any:
         mark = error.problem_mark or error.context_mark
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
         problem = f"is not YAML: {position}{_QUOTED.sub('...', error.problem or error.context or 'malformed')}"
+        if mark is not None and any(map(_TABBED.match, document.split(b"\n")[mark.line : mark.line + 1])):
+            problem += "; indent with spaces, never with tabs"
     except yaml.YAMLError:
         problem = "is not YAML: it holds bytes that are not text; save it as UTF-8"
     except RecursionError:
@@ -218,6 +242,12 @@ def parsed(document: bytes, source: str) -> Any:
 _MISSING = "; give it, as docs/reference/configuration.md says"
 _UNKNOWN = "unknown field; correct its name (docs/reference/configuration.md), or leave it out"
 _NAMES_FIELD = re.compile(r"[a-z_.\[\]0-9]+: ")
+_MAPPING = "must be a mapping, a `name: value` for each field"
+_LIST = "must be a list, such as [one, two], or a line `- one` for each"
+_SHAPES = {
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), _MAPPING),
+    **dict.fromkeys(("list_type", "tuple_type", "set_type", "frozen_set_type"), _LIST),
+}
 _NO_NUMBER = ("int_parsing", "float_parsing", "int_type", "float_type")
 _UNITS = {"bytes": "bytes (64 MiB is 67108864)", "ms": "milliseconds", "s": "seconds", "days": "days"}
 _LIKE = 0.7  # how alike two names are of which one is taken for the other, mistyped
@@ -226,12 +256,18 @@ _LIKE = 0.7  # how alike two names are of which one is taken for the other, mist
 def problems_of(error: ValidationError, at: str = "", kind: type[BaseModel] | None = None) -> list[str]:
     """A line for each thing wrong, with its path below `at`. Never a value: one may be a secret. `kind` is what it was
     to be: then a field's mistyped name is told with the right one."""
-    return [f"{at}{_line(e['loc'], _message(e, kind))}" for e in error.errors(include_url=False, include_input=False)]
+    return [f"{at}{_line(e['loc'], _message(e, kind))}" for e in error.errors(include_url=False)]
 
 
 def _message(found: ErrorDetails, kind: type[BaseModel] | None) -> str:
     if found["type"] == "missing":
         return found["msg"] + _MISSING
+    if found["input"] is None and found["type"].endswith("_type"):
+        return "is empty; give a value, or leave the line out"
+    if found["type"] in _SHAPES:
+        return _SHAPES[found["type"]]
+    if found["type"] == "string_type" and isinstance(found["input"], bool | int | float | date):
+        return f"{found['msg']}; put it in quotes"  # `no`, 1e3 and 2026-12-01 are no text in YAML
     if found["type"] in _NO_NUMBER:
         return found["msg"] + _plain_number(str(found["loc"][-1]) if found["loc"] else "")
     if found["type"] != "extra_forbidden":

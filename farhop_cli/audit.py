@@ -40,13 +40,15 @@ def verify(folder: Path, key: str, seen: list[Path], as_json: bool) -> int:
         checkpoint, beside = _settled(files, lambda: files.verify(earlier))
     except LogError as error:
         return _broken(files, str(error), as_json)
-    ends, starts, lost = 0, 0, 0
+    ends, starts, lost, lost_since = 0, 0, 0, 0  # `lost_since` the last start: each process counts from 0
     for entry in files.entries(checkpoint.size):
         if b'"kind":"start"' in entry:
             starts += 1
             ends += b'"clean":false' in entry
+            lost, lost_since = lost + lost_since, 0
         elif b'"kind":"lost"' in entry:
-            lost = max(lost, int(msgspec.json.decode(entry).get("entries", 0)))
+            lost_since = max(lost_since, int(msgspec.json.decode(entry).get("entries", 0)))
+    lost += lost_since
     if as_json:
         show.json({"holds": True, "origin": checkpoint.origin, "entries": checkpoint.size,
                    "root": base64.b64encode(checkpoint.root).decode(), "key_known": known, "unclean_ends": ends,

@@ -143,7 +143,7 @@ def _configuration(one: Checked, absent: list[str] | None) -> None:
     one.hubs = tuple(sorted(_tried(one, lambda: stores.hubs(above, topology)) or ()))
     steps: tuple[Callable[[], object], ...] = (
         lambda: stores.state(above, one.kind), lambda: above.routes_in(topology), lambda: above.collector_in(topology),
-        lambda: above.signer_in(topology),
+        lambda: above.signer_in(topology), lambda: above.pilots_in(topology),
     )  # fmt: skip
     for step in steps:
         _tried(one, step)
@@ -351,6 +351,10 @@ def _notes(files: list[Checked]) -> list[str]:
             notes += _unknown_names(one.path, one.above, one.topology, laws)
         if one.below is not None and one.topology is not None:
             notes += _nearly_named(one.path, one.below, [one.topology, *laws])
+    for above in files:
+        for below in files:
+            if above.above is not None and below.below is not None:
+                notes += _too_short(above.path, above.above, below.path, below.below)
     topology = next((one.topology for one in files if one.topology is not None), None)
     if topology is None or len(served) < 2 or any(one.problems for one in files):
         return notes
@@ -361,6 +365,22 @@ def _notes(files: list[Checked]) -> list[str]:
             if not law.verdict(name, "").lawful & served
         ]
     return notes
+
+
+def _too_short(above_path: Path, above: GlobalConfig, below_path: Path, below: RegionalConfig) -> list[str]:
+    """Time-outs of a global balancer that end before a region's own, which might have tried another replica."""
+    attempts_s = 3.0 * (below.queue.wait_s + below.limits.first_byte_s)
+    bounds = (
+        ("first_byte_s", attempts_s, f"3 × (queue.wait_s + limits.first_byte_s), {attempts_s:g},"),
+        ("whole_answer_s", below.limits.whole_answer_s, "that"),
+        ("between_bytes_s", below.limits.between_bytes_s, "that"),
+    )
+    return [
+        f"{above_path}: limits.{field}: {ours:g} is not above {what} of {below_path}: the region would not get to try "
+        "another replica, or to say what happened; give more"
+        for field, least, what in bounds
+        if (ours := getattr(above.limits, field)) <= least
+    ]
 
 
 def _unknown_names(path: Path, config: GlobalConfig, topology: Topology, laws: list[LawDocument]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from entry_dns.answers import message
 from entry_dns.answers.cookies import Cookies
-from entry_dns.answers.message import AAAA, ANY, DNSKEY, HINFO, HTTPS, IN, NSEC, RRSIG, SOA, A
+from entry_dns.answers.message import AAAA, ANY, DNSKEY, HINFO, HTTPS, IN, NSEC, NXNAME, RRSIG, SOA, A
 from entry_dns.answers.prepare import ASK_RESOLVER, NO_ENTRY
 from entry_dns.answers.signing import AGAIN_S, BACK_S, ZoneKeys, nsec
 from entry_dns.answers.snapshot import Head, Lookup, Name, Zone
@@ -31,6 +31,7 @@ BUCKETS = 1 << 14
 ASKERS_MAX = 16_384
 TAILS_MAX = 8192
 SENDER_S = 3600.0
+SPAN_MAX = 1024  # networks within one client subnet that are looked at; a wider one gets what is lawful for all
 
 QUERIES, ODD, MALFORMED, DROPPED, SERVFAILS, NEGATIVE = range(6)
 REFUSALS, TRUNCATED, LIMITED, SLIPPED, WITH_ECS, PROVEN = range(6, 12)
@@ -86,10 +87,11 @@ class _Slot:
     `starts`, `groups`, `index` are the table's for IPv4, `last` its last row; without `starts` all are answered alike.
     `without_subnet`: the group of a question that has no client subnet, -1 if the resolver's own address decides.
     `remembers_senders`: resolvers that send subnets are remembered, since without one they ask for all clients.
+    `joined`: orders of entries that are no group of the table, by their group's number from the table's count on.
     """
 
     __slots__ = (
-        "groups", "index", "kind", "last", "name", "plain", "remembers_senders", "signed", "starts", "table",
+        "groups", "index", "joined", "kind", "last", "name", "plain", "remembers_senders", "signed", "starts", "table",
         "without_subnet",
     )  # fmt: skip
 
@@ -108,6 +110,29 @@ class _Slot:
                 self.without_subnet = table.shared
         self.plain: dict[int, Prepared] = {}
         self.signed: dict[int, Prepared] = {}
+        self.joined: list[tuple[int, ...]] = []
+
+    def order(self, group: int) -> tuple[int, ...]:
+        """The entries that a group is answered with, best first."""
+        table = self.table
+        assert table is not None
+        if table.width and group >= len(table.orders) // table.width:
+            return self.joined[group - len(table.orders) // table.width]
+        return tuple(at for at in table.orders[group * table.width : (group + 1) * table.width] if at != NO_ENTRY)
+
+    def join(self, groups: Sequence[int]) -> int:
+        """The group with those entries of the first group that all of these have; `shared` if there are none."""
+        table = self.table
+        assert table is not None
+        orders = [self.order(group) for group in groups]
+        order = tuple(at for at in orders[0] if all(at in other for other in orders))
+        if not order:
+            return table.shared
+        if order == orders[0]:
+            return groups[0]
+        if order not in self.joined:  # at most the parts of the table's few orders
+            self.joined.append(order)
+        return len(table.orders) // table.width + self.joined.index(order)
 
 
 class _Tail(NamedTuple):
@@ -253,8 +278,8 @@ class Responder:
                     if behind < apart:
                         apart = behind
                 length = 33 - apart.bit_length()
-                if group == ASK_RESOLVER:
-                    group = self._group_of(slot, asker)
+                if length > source or group == ASK_RESOLVER:
+                    group = self._group_of_subnet(slot, 4, source, address, row, asker)
                 if slot.remembers_senders:
                     self._remember_sender(asker)
             else:
@@ -301,8 +326,8 @@ class Responder:
     # -- which networks decide
 
     def _group(self, slot: _Slot, ecs: tuple[int, int, bytes], asker: bytes) -> tuple[int, int]:
-        """The group of a client subnet, and the scope of its answer. A subnet of no bits has scope 0: a resolver may
-        give that answer to all of its clients, so it must be lawful for all of them.
+        """The group of a client subnet, and the scope of its answer. A resolver may give the answer to a subnet of no
+        bits to all of its clients (scope 0), so it must be lawful for all of them.
         """
         table = slot.table
         family, source, given = ecs
@@ -313,15 +338,34 @@ class Responder:
         if source == 0:
             return (table.shared if table.shared >= 0 else self._group_of(slot, asker)), 0
         if family == 1:
-            starts, groups, bits = table.starts[4], table.groups[4], _IN4
+            starts, bits = table.starts[4], _IN4
             address = int.from_bytes(given, "big") << (32 - 8 * len(given))
         else:
-            starts, groups, bits = table.starts[6], table.groups[6], _IN6
+            starts, bits = table.starts[6], _IN6
             address = int.from_bytes(given[:8], "big") << (64 - 8 * min(len(given), 8))
         at = bisect_right(starts, address) - 1
-        group = groups[at]
         length = scope(starts, at, address, bits)
-        return (self._group_of(slot, asker) if group == ASK_RESOLVER else group), length or 1
+        return self._group_of_subnet(slot, 4 if family == 1 else 6, source, address, at, asker), length or 1
+
+    def _group_of_subnet(self, slot: _Slot, family: int, source: int, address: int, at: int, asker: bytes) -> int:
+        """The group of a client subnet that begins at this address, in the table's interval `at`.
+
+        A resolver gives the answer to the whole subnet that it sent, even if the scope says that a longer one decides
+        (RFC 7871, 7.3.1). So if networks are confined, a subnet of several networks gets only the entries of the first
+        one that all of them have.
+        """
+        table = slot.table
+        assert table is not None
+        starts, groups, group = table.starts[family], table.groups[family], table.groups[family][at]
+        if table.shared >= 0:
+            end = address + (1 << max(0, (_IN4 if family == 4 else _IN6) - source)) - 1
+            last = bisect_right(starts, end, at) - 1
+            if last - at >= SPAN_MAX:
+                return table.shared
+            if last > at:
+                found = dict.fromkeys(groups[at : last + 1])
+                return slot.join([self._group_of(slot, asker) if one == ASK_RESOLVER else one for one in found])
+        return self._group_of(slot, asker) if group == ASK_RESOLVER else group
 
     def _remember_sender(self, asker: bytes) -> None:
         if len(self._subnet_senders) >= ASKERS_MAX:
@@ -375,7 +419,7 @@ class Responder:
             return Prepared(message.SERVFAIL, 0, 0, b"", self.now, error=_UNREADY, authoritative=False)
         first = -1
         if table is not None:
-            order = [at for at in table.orders[group * table.width : (group + 1) * table.width] if at != NO_ENTRY]
+            order = slot.order(group)
             if not order:
                 return Prepared(message.SERVFAIL, 0, 0, b"", self.now, error=_LAWLESS, authoritative=False)
             first = order[0]
@@ -497,6 +541,9 @@ class Responder:
         if query.class_ != IN or zone is None or query.type in message.TRANSFERS:
             self.counts[REFUSALS] += 1
             return Prepared(message.REFUSED, 0, 0, b"", self.now, authoritative=False), 0
+        if query.type == NXNAME:  # a mark in denials, and never a question (RFC 9824, 3.5)
+            self.counts[MALFORMED] += 1
+            return Prepared(message.FORMERR, 0, 0, b"", self.now, authoritative=False), 0
         slot = self._slot(query.name, query.type)
         if slot is not None:
             if query.ecs is None:
@@ -505,11 +552,36 @@ class Responder:
             return self._prepared(slot, group, query.dnssec), length
         name = self._names.get(query.name)
         if name is not None and query.type == ANY:
-            rdata = b"\x07RFC8482\0"
-            fixed = _POINTER + HINFO.to_bytes(2, "big") + b"\0\1" + ANY_TTL_S.to_bytes(4, "big")
-            return Prepared(message.NOERROR, 1, 0, fixed + len(rdata).to_bytes(2, "big") + rdata, self.now), 0
+            return self._minimal(query, zone), 0
+        if query.type in (NSEC, RRSIG) and zone.wire in self._keys and (name is not None or query.dnssec):
+            return self._own_denial(query, zone, name), 0
         self.counts[NEGATIVE] += 1
         return self._denied(query, zone, name), 0
+
+    def _minimal(self, query: message.Query, zone: Zone) -> Prepared:
+        """The answer to a question for everything (RFC 8482, 4.2), signed like any other."""
+        rdata = b"\x07RFC8482\0"
+        fixed = _POINTER + HINFO.to_bytes(2, "big") + b"\0\1" + ANY_TTL_S.to_bytes(4, "big")
+        body, signed = fixed + len(rdata).to_bytes(2, "big") + rdata, 0
+        keys = self._keys.get(zone.wire) if query.dnssec else None
+        if keys is not None:
+            signatures, signed = self._signatures(keys, query.name, HINFO, ANY_TTL_S, [rdata], zone)
+            body += signatures
+        return Prepared(message.NOERROR, 1 + signed, 0, body, self.now)
+
+    def _own_denial(self, query: message.Query, zone: Zone, name: Name | None) -> Prepared:
+        """The answer to a question for a name's NSEC record, or for its signatures, of which these are some.
+
+        Every name of a signed zone has both, as its NSEC record says itself: they cannot be denied.
+        """
+        keys, denial = self._keys[zone.wire], self._nsec(query, zone, name)
+        body, signed = b"", 0
+        if query.dnssec or query.type == RRSIG:
+            body, signed = self._signatures(keys, query.name, NSEC, zone.negative_ttl, [denial], zone)
+        if query.type == NSEC:
+            fixed = _POINTER + NSEC.to_bytes(2, "big") + b"\0\1" + zone.negative_ttl.to_bytes(4, "big")
+            body, signed = fixed + len(denial).to_bytes(2, "big") + denial + body, signed + 1
+        return Prepared(message.NOERROR, signed, 0, body, self.now)
 
     def _zone_of(self, name: bytes) -> Zone | None:
         """The most specific zone that contains a name."""
@@ -523,17 +595,20 @@ class Responder:
         keys = self._keys.get(zone.wire) if query.dnssec else None
         if keys is None:
             return Prepared(message.NOERROR if exists else message.NXDOMAIN, 0, 1, soa, self.now)
-        kinds: set[int] = set()
-        if name is not None:
-            kinds = {*name.tables, *name.records, *name.guarded} | ({DNSKEY} if name.wire == zone.wire else set())
-        kinds.discard(query.type)
-        denial = nsec(query.name, kinds, zone.wire, exists=exists)
+        denial = self._nsec(query, zone, name)
         signatures, signed = self._signatures(keys, zone.wire, SOA, zone.negative_ttl, [zone.soa], zone, pointer)
         soa += signatures + _POINTER + NSEC.to_bytes(2, "big") + b"\0\1" + ttl + len(denial).to_bytes(2, "big") + denial
         soa += self._signatures(keys, query.name, NSEC, zone.negative_ttl, [denial], zone)[0]
         return Prepared(
             message.NOERROR, 0, 2 + 2 * signed, soa, self.now
         )  # RFC 9824, 2: that the name does not exist is in the record alone
+
+    def _nsec(self, query: message.Query, zone: Zone, name: Name | None) -> bytes:
+        """The NSEC record's rdata of the queried name, which denies all types that it does not have."""
+        kinds: set[int] = set()
+        if name is not None:
+            kinds = {*name.tables, *name.records, *name.guarded} | ({DNSKEY} if name.wire == zone.wire else set())
+        return nsec(query.name, kinds, zone.wire, exists=name is not None or query.name in self._above)
 
     # -- rate limit
 

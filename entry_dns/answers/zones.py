@@ -105,7 +105,8 @@ def check(plans: Sequence[ZonePlan], law: Law) -> None:
 
 
 def check_servers(plans: Sequence[ZonePlan]) -> None:
-    """Raise ZoneError for the first name server inside its own zone that has no address: resolvers could not find it.
+    """Raise ZoneError for the first name server inside its own zone that has no address, so that resolvers could not
+    find it, or that has some and is a name whose addresses are entries.
 
     Not for zones that are published to another server.
     """
@@ -115,6 +116,11 @@ def check_servers(plans: Sequence[ZonePlan]) -> None:
             if not addresses and wire(host).endswith(wire(plan.zone)) and wire(host) not in known:
                 remedy = "give it some under `addresses` of the zone, or name a server outside of it"
                 raise ZoneError(f"{host}: is a name server inside of its zone {plan.zone} without an address; {remedy}")
+            if addresses and wire(host) in known:
+                remedy = "leave it out of `addresses`, or give the name server a name of its own"
+                raise ZoneError(
+                    f"{host}: is a name whose addresses are entries, and a name server with others; {remedy}"
+                )
 
 
 def _check_name(name: NamePlan, law: Law) -> None:
@@ -187,7 +193,9 @@ def view(
         made[apex] = Name(apex, at, before.tables, {**before.records, **records}, before.guarded)
         for host, addresses in plan.servers:
             if addresses and wire(host).endswith(apex):
-                made[wire(host)] = Name(wire(host), at, {}, _addresses(addresses))
+                before = made.get(wire(host), Name(wire(host), at))  # the zone's own name is one, if it is a server
+                own = {**before.records, **_addresses(addresses)}
+                made[wire(host)] = Name(wire(host), at, before.tables, own, before.guarded)
         names += made.values()
     return Head(tuple(zones), tuple(names), led, ready=bool(healths), by_resolver=by_resolver), tables
 

@@ -115,6 +115,7 @@ class DnsServer:
         self._wanted = asyncio.Event()
         self._renewing = asyncio.Lock()
         self._tasks = Tasks()
+        self._following_drains: list[asyncio.Task[None]] = []
         self._folder: Path | None = None
         self._counters: Counters | None = None
         self.workers: Workers | None = None
@@ -268,8 +269,10 @@ class DnsServer:
             self.config, self._topology, self.law_now = config, topology, law
             self.geography, self.findings = geography, findings
             self._plans, self._ttls, self.atlas = plans, config.ttls(), known
-            self.watcher.topology = topology
             self.entry_health.know({name: one.region for name, one in topology.entries.items()}, self.clock.now())
+            self.watcher.remap(topology)
+            if self._following_drains:
+                self._follow_drains()
             self.probes.follow(dict(topology.entries))
             self._wanted.set()
             if settings != self._settings:
@@ -362,6 +365,7 @@ class DnsServer:
         tcp = self._bind() if self._publish is None else []
         for name, work in self.watcher.follow():
             self._tasks.start(work, name)
+        self._follow_drains()
         self._tasks.start(self.laws.follow(), "watch the law")
         await self.laws.begun()
         self.probes.follow(dict(self._topology.entries))
@@ -384,6 +388,12 @@ class DnsServer:
         if config.publish is not None and self._publish is not None:
             at = f"{config.publish.server}:{config.publish.port}, zone {config.publish.zone}"
         return f"region {config.region}: {listed} on {at}, admin on {config.admin.host}:{admin}"
+
+    def _follow_drains(self) -> None:
+        """From the beginning: see Watcher.follow_drains."""
+        for task in self._following_drains:
+            task.cancel()
+        self._following_drains = [self._tasks.start(work, name) for name, work in self.watcher.follow_drains()]
 
     def _bind(self) -> list[socket]:
         """Take the ports and make what answers on them, which is not started yet. The sockets for TCP."""

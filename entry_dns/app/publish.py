@@ -38,17 +38,20 @@ NEGATIVE, FAULT = 1, 2
 
 
 class Publisher:
-    """Keeps a zone. `wrote` is its content as far as we know."""
+    """Keeps a zone. `wrote` is its content as far as we know; `unsure` are the records of failed writes, which the
+    server may have taken all the same.
+    """
 
     def __init__(self, updates: Updates, log: Any) -> None:
         self._updates, self._log = updates, log
         self.wrote: dict[tuple[bytes, int], Records | None] = {}
+        self.unsure: set[tuple[bytes, int]] = set()
         self.trouble = ""
 
     async def __call__(self, head: Head, tables: list[Table]) -> bool:
         """Write what differs; returns whether the zone is as wanted."""
         wanted = records_of(head, tables)
-        due = changes(self.wrote, wanted)
+        due = changes(self.wrote, wanted) | {key: wanted.get(key) for key in self.unsure}
         if not due:
             return True
         try:
@@ -57,8 +60,10 @@ class Publisher:
             if str(error) != self.trouble:
                 self._log.error("publish", problem=str(error))
             self.trouble = str(error)
+            self.unsure.update(due)
             return False
         self.wrote, self.trouble = dict(wanted), ""
+        self.unsure.clear()
         return True
 
 

@@ -3,7 +3,8 @@
 Events come in (`probed`, `loaded`, `drained`, `biased`); `read` returns the state at a moment and how long it will
 last. Invariants: an entry is DOWN only after `down_after` probes in a row failed, and not if all entries failed at once
 (then our own uplink is taken to be down: the last state is frozen for `frozen_s`, and ignored after that); a drain
-overrides everything except DOWN; an entry that comes back gets a growing share. Never reads a clock.
+overrides everything except DOWN, and of several drains of one entry the one that leaves it least holds; an entry that
+comes back gets a growing share. Never reads a clock.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class _Entry:
     load: float = 0.0
     loaded_at: float = -inf
     why: str = ""
-    drain: tuple[float, float, float, str, float] | None = None  # from, over_s, until, why, keep_share
+    # By what they are known by: from, over_s, until, why, keep_share.
+    drains: dict[str, tuple[float, float, float, str, float]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -116,24 +118,25 @@ class EntryHealthTracker:
                 self._entries[name].load, self._entries[name].loaded_at = used, now
 
     def drained(
-        self, names: Iterable[str], over_s: float, until: float, why: str, now: float, keep_share: float = 0.0
-    ) -> None:
+        self, names: Iterable[str], over_s: float, until: float, why: str, now: float, keep_share: float = 0.0,
+        by: str = "",
+    ) -> None:  # fmt: skip
         """An operator drains these entries until then. The same drain written again does not restart, but may last
-        longer: an operator who renews a short drain repeatedly has it end soon after he stops."""
+        longer: an operator who renews a short drain repeatedly has it end soon after he stops. `by`: what the drain is
+        known by, of several of one entry. One whose end has passed changes nothing."""
         for name in names:
             one = self._entries.get(name)
-            if one is None:
+            if one is None or now >= until:
                 continue
-            again = one.drain is not None and one.drain[3] == why and now < one.drain[2]
-            since = one.drain[0] if again and one.drain is not None else now
-            one.drain = (since, over_s, until, why, keep_share)
+            known = one.drains.get(by)
+            since = known[0] if known is not None and known[3] == why and now < known[2] else now
+            one.drains[by] = (since, over_s, until, why, keep_share)
 
-    def undrained(self, names: Iterable[str], now: float) -> None:
-        """The drain of these is over: they come back by the ramp."""
+    def undrained(self, names: Iterable[str], now: float, by: str = "") -> None:
+        """That drain of these is over: without another, they come back by the ramp."""
         for name in names:
             one = self._entries.get(name)
-            if one is not None and one.drain is not None:
-                one.drain = None
+            if one is not None and one.drains.pop(by, None) is not None and not one.drains:
                 self._back(one, now)
 
     def biased(self, biases: dict[str, tuple[float, float]]) -> None:
@@ -153,8 +156,10 @@ class EntryHealthTracker:
         """Every entry's health at `now`, in the order they were made known."""
         cut = self.cut_off(now)
         for one in self._entries.values():
-            if one.drain is not None and now >= one.drain[2]:
-                one.drain = None
+            over = [by for by, drain in one.drains.items() if now >= drain[2]]
+            for by in over:
+                del one.drains[by]
+            if over and not one.drains:
                 self._back(one, now)
         return tuple(self._read(name, one, cut, now) for name, one in self._entries.items())
 
@@ -176,9 +181,11 @@ class EntryHealthTracker:
             )
         if one.up is False:
             return EntryHealth(name, State.DOWN, 0.0, bias_ms, config.up_after * config.probe_s, one.why)
-        if one.drain is not None:
-            since, over_s, _, why, keep_share = one.drain
-            share = max(keep_share, 0.0 if over_s <= 0 else 1.0 - (now - since) / over_s)
+        if one.drains:
+            share, why = min(
+                (max(keep_share, 0.0 if over_s <= 0 else 1.0 - (now - since) / over_s), why)
+                for since, over_s, _, why, keep_share in one.drains.values()
+            )
             return EntryHealth(name, State.DRAINED, _stepped(share), bias_ms, 0.0, why)
         share, why = _stepped(one.ramp.share(now)), "comes back"
         if now - one.loaded_at <= config.load_age_s and one.load > config.shed_at:

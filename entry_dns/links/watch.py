@@ -70,7 +70,7 @@ class _Load:
 class Watcher:
     """Feeds `entry_health`, and `learned` if there is one; passes balancers' addresses to `links`.
 
-    `refused` counts rejected documents, by reason; `topology` may be replaced.
+    `refused` counts rejected documents, by reason; `topology` may be replaced (`remap`).
     """
 
     def __init__(
@@ -95,20 +95,29 @@ class Watcher:
         self.links: Links = links if links is not None else _NoLinks()
         self._refused = refused
         self.lost: dict[str, str] = {}  # by hub, why it is out of contact
-        self._drained: set[str] = set()
+        self._drained: set[tuple[str, str]] = set()  # entry, and the key of its drain
 
     def follow(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
-        """The coroutines to run, with their names."""
-        works = [
-            ("watch the drains", follow(self._store, OVERRIDE_PREFIX, self.drains_changed)),
-            ("watch the drains of entries", follow(self._store, ENTRY_DRAIN_PREFIX, self.entry_drains_changed)),
-            ("watch the biases", follow(self._store, STEER_PREFIX, self.steers_changed)),
-        ]
+        """The coroutines to run, with their names, besides those of `follow_drains`."""
+        works = [("watch the biases", follow(self._store, STEER_PREFIX, self.steers_changed))]
         if self._learned is not None:
             works.append(("watch the latencies", follow(self._store, LATENCY_PREFIX, self.latencies_changed)))
         for name, one in self._hubs.items():
             works.append((f"watch the reports in hub {name}", follow(one, REGION_PREFIX, self.on_reports(name))))
         return works
+
+    def follow_drains(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
+        """The same for drains. Begun anew when a map has more regions or entries: what was refused for an unknown one
+        may be valid now."""
+        return [
+            ("watch the drains", follow(self._store, OVERRIDE_PREFIX, self.drains_changed)),
+            ("watch the drains of entries", follow(self._store, ENTRY_DRAIN_PREFIX, self.entry_drains_changed)),
+        ]
+
+    def remap(self, topology: Topology) -> None:
+        """Go by this map from now on; the entries of a drained region may be others."""
+        self.topology = topology
+        self._drain()
 
     def drains_changed(self, change: Change) -> None:
         """Take a step of the watch of regions' drains."""
@@ -124,13 +133,15 @@ class Watcher:
         now, drained = self._clock(), set()
         for drain, until in self._regions.values():
             names = {name for name, one in self.topology.entries.items() if one.region == drain.region}
-            drained |= names
+            drained |= {(name, drain.key) for name in names}
             why = f"{drain.why} (by {drain.author})"
-            self._entry_health.drained(names, drain.over_s, until, why, now, drain.keep_share)
+            self._entry_health.drained(names, drain.over_s, until, why, now, drain.keep_share, drain.key)
         for entry, until in self._entries.values():
-            drained.add(entry.entry)
-            self._entry_health.drained([entry.entry], entry.over_s, until, f"{entry.why} (by {entry.author})", now)
-        self._entry_health.undrained(self._drained - drained, now)
+            drained.add((entry.entry, entry.key))
+            why = f"{entry.why} (by {entry.author})"
+            self._entry_health.drained([entry.entry], entry.over_s, until, why, now, by=entry.key)
+        for name, key in self._drained - drained:
+            self._entry_health.undrained([name], now, key)
         self._drained = drained
 
     def steers_changed(self, change: Change) -> None:

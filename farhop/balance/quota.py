@@ -31,6 +31,7 @@ import msgspec
 LEASE_S = 10.0
 DRIFT = 0.01  # how much one clock may run faster than another: a hundred times what quartz does
 LOST_S = 60.0  # how long what is under way still counts, after its holder's lease ended: it may work, or be dead
+_SHARE_MIN = 1e-9  # of a rate
 EACH = "\x1f"  # between the name of a limit for each user and whom it is for
 
 
@@ -48,8 +49,9 @@ class Quota(msgspec.Struct, frozen=True):
         return self.rate == 0.0
 
     def part(self, share: float) -> Quota:
-        """A share (0..1) of the quota."""
-        return Quota(self.depth * share, self.rate * share, self.pool)
+        """A share (0..1) of the quota. Of a bucket, even one that holds nothing is a bucket: it keeps a rate above 0,
+        since a rate of 0 would make it slots, and units that are spent would come back with each request's end."""
+        return Quota(self.depth * share, self.rate * max(share, _SHARE_MIN), self.pool)
 
 
 class Bucket:

@@ -19,6 +19,7 @@ class Holding:
 
     `used` since the last exchange and `want` determine how much to ask for; `waiting`: the units that requests wait
     for; `open`: the reservations not settled yet. `free`: what was left of the limit at `free_at`; `soon`: see Grant.
+    `largest`: the units that one request may take, if it waits long enough.
     `known`: whether there may be something that the root does not know yet; if not, the bucket is left out of the next
     message, and the root forgets its totals.
     """
@@ -29,6 +30,7 @@ class Holding:
         "free_at",
         "granted",
         "known",
+        "largest",
         "name",
         "open",
         "owed",
@@ -55,6 +57,7 @@ class Holding:
         unknown."""
         self.quota, self.safe = quota, None if safe is None else Bucket(safe, now, safe.depth)
         self.free_at = -inf  # what was left then was of another size
+        self.largest = quota.depth if safe is None else max(quota.depth, safe.depth)
 
     def void(self) -> None:
         """All lent units are lost; the totals start at zero."""

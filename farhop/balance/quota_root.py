@@ -146,7 +146,8 @@ class _Lent(Bucket):
         """The next mark to be written to etcd."""
         ahead = max(self.ahead, min(self.waited, self.quota.depth * WAITED_SHARE))
         self.waited = 0
-        return ceil(min(self.quota.depth, self.leak(now) + self.lent + ahead))
+        level = self.leak(now)  # above the depth where more was used than taken: a successor is owed that, too
+        return ceil(max(level, min(self.quota.depth, level + self.lent + ahead)))
 
     @property
     def runs_out(self) -> bool:
@@ -219,7 +220,9 @@ class Root:
         for name in self._buckets.keys() - quotas.keys():
             bucket = self._buckets[name]
             self._forget(name)
-            self._marks[name] = ceil(max(bucket.mark, bucket.next))  # it may come again
+            mark = max(bucket.mark, bucket.next)
+            # It may come again: as used up at most, so that an operator can end a debt.
+            self._marks[name] = ceil(mark if bucket.quota.slots else min(mark, bucket.quota.depth))
             if len(self._marks) > MARKS_MAX:
                 del self._marks[next(iter(self._marks))]
         for name, quota in quotas.items():

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 AttemptMaker: TypeAlias = "Callable[[Relay, ActiveRequest, int, float], AttemptRun]"
 _last_activity_at = attrgetter("last_activity_at")
+_EVENT_END = b"\n\n"
 _ENDS_WITH_DECLINED = outcome.DECLINED | {outcome.NO_REGION, outcome.MODEL_NOT_SERVED}
 _ALWAYS = b"accept-encoding: identity\r\nvia: 1.1 farhop\r\n"  # RFC 9110 §7.6.3: an intermediary adds itself
 
@@ -292,6 +293,7 @@ class Relay:
             self._forget(active)
             # What was whole from its beginning has a length, and nothing may follow it.
             if attempt.streams and not attempt.whole and not active.exchange.is_hop:
+                active.is_within_event = attempt.is_within_event
                 self._notify(active, self._add_tail)
             active.exchange.finish()
             self._end_attempt(active, reason, event if attempt.whole else None)
@@ -302,7 +304,7 @@ class Relay:
 
     def _add_tail(self, active: ActiveRequest) -> None:
         if tail := self._tier.answer_tail(active):
-            active.exchange.write(tail)
+            active.exchange.write(_EVENT_END + tail if active.is_within_event else tail)
 
     def refused(self, attempt: AttemptRun, reason: Outcome, wait_ms: float | None) -> None:
         """The tier below refused the attempt."""
@@ -400,8 +402,7 @@ class Relay:
             return
         self._end_attempt(active, outcome.CLIENT_LEFT)
         active.forward, active.reasons = command, command.reasons
-        context_tokens = owner.context_tokens(command.target, active.request.model) or 0
-        if not progress.left(context_tokens):
+        if not progress.left(owner.context_of(progress, command.target, active.request.model)):
             self._end_at_limit(active, command)
             return
         attempt = active.attempt = ContinuedRun(self, active, command.attempt, now, owner)
@@ -432,12 +433,11 @@ class Relay:
         self._forget(active)
         if active.exchange.started:
             # A stream to a client ends with an error event; towards the tier above it breaks, which then says so.
-            ends_with_event = active.streams and not active.exchange.is_hop
-            active.exchange.break_off(
-                answers.event_of(command.outcome, command.detail, answers.dialect(active.exchange.head.path))
-                if ends_with_event
-                else None
-            )
+            event = None
+            if active.streams and not active.exchange.is_hop:
+                event = answers.event_of(command.outcome, command.detail, answers.dialect(active.exchange.head.path))
+                event = _EVENT_END + event if active.is_within_event else event
+            active.exchange.break_off(event)
         elif (
             (answer := active.declined) is not None
             and command.outcome in _ENDS_WITH_DECLINED
@@ -559,6 +559,7 @@ class Relay:
                 active.usage = attempt.usage
             else:
                 active.usage = ended.usage
+            active.is_within_event = isinstance(attempt, AttemptRun) and attempt.is_within_event
             try:
                 self._tier.attempt_over(active, attempt, reason)
             except Exception as error:  # noqa: BLE001 - as in _notify, which each request would call

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 
 from farhop.balance.health.pilot_light import PilotConfig
 from farhop.config import ConfigError, Part, Seconds, rule
+from farhop.identity.hop_keys import HopError
 from farhop.identity.hop_token import HopSigner
 from farhop.service.config.process import ClientListen, Limits, ResumeConfig, SessionConfig
 from global_lb.app.drills import DrillsConfig
@@ -113,8 +114,11 @@ class GlobalConfig(LinksConfig):
         self.identity.check_entry("listen", self.listen)
 
     @rule
-    def _signs(self) -> None:
-        HopSigner(self.hop.secrets(), self.hop.active, self.region)
+    def _signs(self) -> Iterator[str]:
+        try:
+            HopSigner(self.hop.secrets(), self.hop.active, self.region)
+        except HopError as error:
+            yield f"hop: {error}"
 
     @rule
     def _reached(self) -> Iterator[str]:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from farhop.balance.model_steps import NameRoute, names_of
 from farhop.config import FromOutside, Model, Part, rule
+from farhop.identity.hop_keys import HopError
 from farhop.identity.hop_token import HopVerifier
 from farhop.service.config.endpoints import Listen, is_loopback
 from farhop.service.config.process import ClientListen, ResumeConfig, SessionConfig
@@ -111,8 +112,11 @@ class RegionalConfig(EnginesConfig, MeshConfig):
         names_of(self.routes)
 
     @rule
-    def _checks_tokens(self) -> None:
-        HopVerifier(self.hop.secrets(), self.region)
+    def _checks_tokens(self) -> Iterator[str]:
+        try:
+            HopVerifier(self.hop.secrets(), self.region)
+        except HopError as error:
+            yield f"hop: {error}"
 
     @rule
     def _encrypted(self) -> Iterator[str]:

@@ -30,7 +30,7 @@ class Thing(Part):
 
     region: str = "tokyo"
     keys: dict[str, Secret]
-    spot: Spot | None = None
+    spot: Spot = Spot()
     spots: list[Spot] = []
     by_name: dict[str, Spot] = {}
 
@@ -61,6 +61,7 @@ def problems(folder: Path, text: str | bytes | dict[str, Any]) -> list[str]:
         ("a: {b: 1, b: 2}", "a key is given twice"),
         ("a: 2026-99-99", "a date or a number that does not exist"),
         ("a: !!python/object:os.system {}", "is not YAML"),
+        ("a:\n\tb: 1\n", "that cannot start any token; indent with spaces, never with tabs"),
         (b"\xff\xfe\xfd", "is not YAML"),
         ("a: \x00", "is not YAML"),
         ("[" * 500, "nested too deeply"),
@@ -91,6 +92,8 @@ def test_a_secret_from_a_file_or_a_variable_is_stripped(tmp_path: Path, monkeypa
     config = loaded(tmp_path, {"keys": keys})
     assert {key.get_secret_value() for key in config.keys.values()} == {SECRET}
     assert SECRET not in repr(config)
+    (tmp_path / "key").write_text(f"\ufeff{SECRET}\r\n")  # as some editors save it
+    assert loaded(tmp_path, {"keys": keys}).keys["a"].get_secret_value() == SECRET
 
 
 def test_a_secret_that_cannot_be_had_is_named_by_where_it_should_be(
@@ -169,6 +172,30 @@ def test_error_for_a_number_with_a_unit_names_the_fields_unit(
     (problem,) = caught.value.problems
     assert problem.startswith(f"{field}: ")
     assert problem.endswith(f"; give a number without a unit or quotes{unit}")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("spot:", "spot: is empty; give a value, or leave the line out"),
+        ("spots:", "spots: is empty; give a value, or leave the line out"),
+        ("by_name: {a: {port: }}", "by_name.a.port: is empty; give a value, or leave the line out"),
+        ("spot: [port]", "spot: must be a mapping, a `name: value` for each field"),
+        ("by_name: [a]", "by_name: must be a mapping, a `name: value` for each field"),
+        ("region: no", "region: Input should be a valid string; put it in quotes"),
+        ("region: 2026-12-01", "region: Input should be a valid string; put it in quotes"),
+        ("region: [a]", "region: Input should be a valid string"),
+        ("spots: {port: 1}", "spots: must be a list, such as [one, two], or a line `- one` for each"),
+        ("spot: {port: yes}", "spot.port: is yes or no (true or false); give a number"),
+        ("spots: [{port: 1}, {port: off}]", "spots[1].port: is yes or no (true or false); give a number"),
+        ("by_name: {a: {port: true}}", "by_name.a.port: is yes or no (true or false); give a number"),
+    ],
+)
+def test_what_is_of_another_shape_is_reported_with_the_one_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
+) -> None:
+    monkeypatch.setenv("SET", SECRET)
+    assert problems(tmp_path, f"keys: {{a: 'env:SET'}}\n{text}") == [expected]
 
 
 def test_what_several_fields_contradict_begins_with_the_one_to_change(tmp_path: Path) -> None:

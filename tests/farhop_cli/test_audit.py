@@ -44,6 +44,24 @@ def test_changed_log_does_not_verify(cli: Any, log: Path, tmp_path: Path) -> Non
     assert "DOES NOT HOLD" in changed.stdout
 
 
+def test_what_several_processes_lost_is_added_up(cli: Any, log: Path) -> None:
+    """Each counts its own from 0, and says so again each time it is more."""
+    for losses in ((2, 5), (3,), ()):
+        made = AuditLog(log, "farhop.internal/test", KEY, time.monotonic, time.time)
+        made.open()
+        before = made.size
+        while made.size == before:  # until its start is written
+            time.sleep(0.001)
+        for lost in losses:
+            made.lost = lost
+            before = made.size
+            made.put(Decided(1.0, "d", 7, "acme", "llama", "k", "virginia", "tokyo", "served", 200, None))
+            while made.size < before + 2:
+                time.sleep(0.001)
+        made.close()
+    assert json.loads(cli.run("audit", "verify", str(log), "--json").stdout)["lost"] == 5 + 3
+
+
 def test_a_decision_is_proven_to_another_implementation(cli: Any, log: Path) -> None:
     output = json.loads(cli.run("audit", "prove", "d000123", str(log), "--json").stdout)
     (found,) = output["found"]

@@ -190,6 +190,7 @@ TOGETHER = {
             'law.yaml: tenants[0].residency.processing.allow[0]: unknown place "mars"'),
     "region": ({"below": {"region": "mars"}}, "below.yaml: region: 'mars' is not in topology 'two'"),
     "route": ({"above": {"routes": [{"policy": "failover", "regions": ["rome"]}]}}, "no region 'rome' in the topology"),
+    "pilot light": ({"above": {"pilot_light": {"rome": {}}}}, "pilot_light: no region 'rome' in the topology"),
     "key id": ({"above": {"hop": {"keys": {"k2": "env:HOP_KEY"}, "active": "k2"}}}, "hop.active: k2 is not among"),
     "secret": ({"below": {"hop": {"keys": {"k1": "env:OTHER_KEY"}, "active": "k1"}}}, "hop.keys.k1: not the secret"),
     "another map": ({"below": {"topology": "three-regions", "region": "tokyo", "etcd": {"endpoints": ["127.0.0.1:1"]}}},
@@ -242,6 +243,24 @@ def test_an_unknown_name_is_a_note(cli, fleet):
     assert result.exit_code == 0
     assert "routes[0].tenant: the law knows no tenant nobody" in output
     assert "region_hosts: rome is no region of two" in output
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "noted"),
+    [
+        ({}, {}, ""),
+        ({"first_byte_s": 450}, {}, "first_byte_s: 450 is not above 3 × (queue.wait_s + limits.first_byte_s), 450"),
+        ({}, {"first_byte_s": 140}, "first_byte_s: 480 is not above 3 × (queue.wait_s + limits.first_byte_s), 510"),
+        ({"whole_answer_s": 600}, {}, "limits.whole_answer_s: 600 is not above that of"),
+        ({"between_bytes_s": 5}, {}, "limits.between_bytes_s: 5 is not above that of"),
+    ],
+)
+def test_time_outs_that_leave_a_region_no_time_for_its_own_are_a_note(cli, fleet, above, below, noted):
+    result = cli.run("check", *fleet(above={"limits": above}, below={"limits": below}))
+    output = " ".join(result.stdout.split())
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert noted in output
+    assert ("the region would not get to" in output) == bool(noted)
 
 
 @pytest.mark.parametrize("everybody", [True, False])

@@ -17,6 +17,7 @@ from farhop.accounts.usage import Reading
 from farhop.balance.machine import Move
 from farhop.relay.upstream.resumable import ContinuedRun
 from farhop_lab.engine.core.faults import OOM_TEXT
+from farhop_lab.engine.formats import render
 from regional_lb.scheduler.flow import RESUMES_MAX
 from tests.drills import classic
 
@@ -110,6 +111,45 @@ async def test_stream_continues_after_an_engine_reports_that_it_is_broken() -> N
             working[0].replica.driver.break_off(OOM_TEXT)
             sound(await answer, expected, chats=make is chat)
         assert outcomes(balancer) == {("resumed", ""): 2}
+
+
+@pytest.mark.parametrize("knows", ["the first engine", "the first engine, until it is gone"])
+async def test_a_stream_without_a_limit_goes_on_where_nobody_says_how_long_a_request_may_be(
+    monkeypatch: pytest.MonkeyPatch, knows: str
+) -> None:
+    async with fleet() as (balancer, url, engines):
+        asked = chat("tell me of the sea", max_tokens=None, ignore_eos=False)
+        expected = await ask(url, asked)
+        assert len(expected) > 12
+        resumption, told = balancer.relay.resumption, list[str]()
+        assert resumption is not None
+        known = resumption.context_tokens
+
+        def context_tokens(target: str, model: str) -> int | None:
+            told.append(target)
+            if target == told[0] and (len(told) < 3 or knows == "the first engine"):
+                return known(target, model)
+            return 0 if target != told[0] else None
+
+        monkeypatch.setattr(resumption, "context_tokens", context_tokens)
+        cut_once(engines, 1500)
+        sound(await ask(url, asked), expected, chats=True)
+        assert outcomes(balancer)["resumed", ""] == 1
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+async def test_usage_is_told_though_the_engine_that_goes_on_says_no_done(
+    monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    monkeypatch.setattr(render, "DONE", render.frame(b": no more\n\n"))
+    async with fleet(engine=engine, resume={"mode": "text"}) as (balancer, url, engines):
+        asked = chat("tell me of the sea", stream_options={"include_usage": True})
+        (expected,) = (event["usage"] for event in await ask(url, asked) if event.get("usage"))
+        cut_once(engines, 3000)
+        events = await ask(url, asked)
+        (usage,) = (event["usage"] for event in events if event.get("usage"))
+        assert all(usage[name] == expected[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens"))
+        assert (events[-1], outcomes(balancer)["resumed", ""]) == ({}, 1)
 
 
 async def test_a_continued_stream_waits_for_a_slow_client() -> None:

@@ -62,9 +62,9 @@ def test_each_tier_refuses_at_once_keys_that_are_not_its_own(monkeypatch: pytest
     root = HOP_KEY.encode()
     monkeypatch.setenv("FARHOP_TEST_HOP", key_to(root, "virginia"))
     regional_config(ENGINE)
-    with pytest.raises(ValidationError, match="does not sign tokens of region 'virginia'"):
+    with pytest.raises(ValidationError, match="hop: hop keys: key 'k1' does not sign tokens of region 'virginia'"):
         global_config()
-    with pytest.raises(ValidationError, match="does not check tokens to region 'tokyo'"):
+    with pytest.raises(ValidationError, match="hop: hop keys: key 'k1' does not check tokens to region 'tokyo'"):
         regional_config(ENGINE, "tokyo")
     monkeypatch.setenv("FARHOP_TEST_HOP", key_from(root, "virginia", ["virginia"]))
     global_config()

@@ -253,7 +253,7 @@ class ExactProgress(Progress):
         self._seam, self._form, plan = len(self.ids), None, self.plan
         if self._said_nothing:
             if self.stops is not None:
-                self.stops.break_off()
+                self.stops.break_off(may_stop=self.tokens > self.plan.min_tokens)
             return asking(self._body, plan)
         self._begins = _TEXT  # whatever it was, a completion continues it
         document: dict[str, Any] = {
@@ -265,7 +265,7 @@ class ExactProgress(Progress):
             "return_token_ids": True,
         }
         if self.stops is not None:
-            self.stops.break_off()
+            self.stops.break_off(may_stop=self.tokens > self.plan.min_tokens)
             document |= {"stop": plan.stops, "include_stop_str_in_output": True}
         if plan.min_tokens > len(self.ids):
             document["min_tokens"] = plan.min_tokens - len(self.ids)

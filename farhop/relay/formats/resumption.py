@@ -209,7 +209,8 @@ class Progress(ABC):
     """What is known of one stream that can go on elsewhere, whatever it goes on by: ids (`ExactProgress`) or text.
 
     `why_not` says why it cannot go on any more, "" while it can. `resumed` counts seams, `recomputed` the tokens that
-    were computed again there.
+    were computed again there. `context_tokens` is the context length of the last engine that answered and says it, 0
+    for none.
     """
 
     __slots__ = (
@@ -217,6 +218,7 @@ class Progress(ABC):
         "_head",
         "_seam",
         "_usage_due",
+        "context_tokens",
         "counted_bytes",
         "finished",
         "plan",
@@ -237,6 +239,7 @@ class Progress(ABC):
         self.resumed = self.recomputed = 0
         self._seam = 0  # tokens before the last one
         self.version = b""  # of the model, as the tier below reported with the first answer
+        self.context_tokens = 0
         self.counted_bytes = 0  # of what is held, as last counted against its bound
 
     # -- what each kind says

@@ -222,7 +222,7 @@ class TextProgress(Progress):
         self.recomputed += self._mute
         self._seam, self._mute, self._form_begins, self.usage_received = self._tokens, 0, b"", None
         if self.stops is not None:
-            self.stops.break_off()
+            self.stops.break_off(may_stop=self.tokens > self.plan.min_tokens)
             document |= dict.fromkeys(stops.NAMES, msgspec.Raw(b"true"))
         if text and self.plan.chat:
             document |= _written_on(document, text)

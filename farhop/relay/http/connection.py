@@ -48,7 +48,7 @@ class ClientLimits(msgspec.Struct, frozen=True):
     long a connection may rest, `drain_idle_s` how long once we stop; `head_s` how long a head may take, `body_s` the
     pause between two segments of a body, `upload_s` what a whole request may take to arrive, `upload_bytes_per_s_min`
     how fast its body must come once `head_s` is over, `send_s` how long a client may take nothing of its answer,
-    `linger_s` how long it may take to close after its last one.
+    `linger_s` how long it may be silent after its last one and not close; if it goes on sending, `upload_s`.
     """
 
     head_bytes_max: int = 32 * 1024
@@ -646,13 +646,16 @@ class ClientConnection(asyncio.Protocol):
             return True
         if unsent := transport.get_write_buffer_size():
             self._since = now  # lingering and idleness begin when all is sent
+            if self._reads_no_more:
+                self._request_since = now
             if unsent != self._unsent:
                 self._unsent, self._unsent_since = unsent, now
             elif now - self._unsent_since > limits.send_s:
                 self.abort()  # it takes nothing of its answer, and holds an engine's slot
             return True
         linger_s = limits.send_s if self._blind else limits.linger_s
-        if self._reads_no_more and self._at_rest and now - self._since > linger_s:
+        too_long = now - self._since > linger_s or now - self._request_since > limits.upload_s
+        if self._reads_no_more and self._at_rest and too_long:
             self.abort()
         return self._reads_no_more
 
@@ -679,7 +682,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _linger(self) -> None:
         """Half-close, and drop what still arrives, so that a reset does not destroy the answer."""
-        self._reads_no_more = True
+        self._reads_no_more, self._request_since = True, self._loop.time()
         self._abandon_waiting()
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -695,7 +698,8 @@ class ClientConnection(asyncio.Protocol):
         """Close an idle connection, unless its next request has arrived already and was only not read yet."""
         transport = self._transport
         if transport is not None and not _unread_bytes(transport):
-            self._reads_no_more, self._since = True, self._loop.time()
+            self._reads_no_more = True
+            self._since = self._request_since = self._loop.time()
             self._listener.cork.flush()
             transport.close()
 

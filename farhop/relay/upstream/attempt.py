@@ -353,6 +353,11 @@ class AttemptRun:
         return (0 if tap is None else tap.held_bytes) + (0 if transcript is None else transcript.held_bytes)
 
     @property
+    def is_within_event(self) -> bool:
+        """Whether what its client has of the stream may end within an event, so that nothing may simply follow it."""
+        return isinstance(self._tap, StreamTap) and self._tap.is_within
+
+    @property
     def status(self) -> int:
         """The HTTP status of the upstream's answer; 0 before it is known."""
         return self._status

@@ -21,7 +21,10 @@ async def dial(make: Callable[[], _P], host: str, port: int) -> tuple[asyncio.Tr
     """Connect to the first of the addresses that answers; the next one is tried once the last has failed, or has been
     silent for a while. Raises OSError: why the first of them failed."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # an empty label, or one that is too long
+        raise socket.gaierror(socket.EAI_NONAME, "not a host name") from None
     places = list(dict.fromkeys((entry[0], entry[4]) for entry in found))
     if len(places) == 1:
         return await loop.create_connection(make, str(places[0][1][0]), port)

@@ -358,6 +358,10 @@ class UpstreamConnection(asyncio.Protocol):
             answer, data = self._read_head(data)
             if answer is None:
                 return None
+            if answer.status == 408 and self.reused and not answer.keep_alive and self._pool.died_idle(self):
+                self.abort()  # it was said of the connection at rest, and crossed the request
+                attempt.lost(outcome.KEPT_CLOSED)
+                return None
             attempt.answered(answer)
             if attempt.streams:
                 self._turn_bytes = EVENTS_A_TURN
@@ -520,6 +524,8 @@ class Pool:
             if isinstance(error, ssl.SSLError):
                 self.refused(address, error)
             attempt.lost(outcome.UPSTREAM_FULL if error.errno in _OURS else outcome.CONNECT_FAILED)
+        except Exception as error:  # noqa: BLE001 - as in data_received: no time limit would end it
+            attempt.broke(error)
         else:
             if connection.usable:
                 connection.carried_bytes = body_bytes

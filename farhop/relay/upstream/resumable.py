@@ -101,6 +101,11 @@ class Resumption:
         self.outcomes["not_resumable", why_not] += 1
         return None
 
+    def context_of(self, progress: Progress, target: str, model: str) -> int:
+        """The context length of the model at a target. Where it does not say (it has just started, or is gone), that of
+        the engine before: else a stream without a limit of its own would end there at once, as if at one."""
+        return self.context_tokens(target, model) or progress.context_tokens
+
     def by_ids(self, plan: Plan, body: bytes, *, for_hop: bool) -> ExactProgress:
         """What will be known of a stream that goes on by ids, asked for with this body. `for_hop`: to the tier above,
         too."""
@@ -353,12 +358,18 @@ class ResumableRun(AttemptRun):
         elif not isinstance(self._progress, ExactProgress):  # the target asked before would have continued by text
             ours = self._resumption.by_ids(self._progress.plan, active.body, for_hop=bool(offered))
             active.progress = self._progress = ours
+        self._answers()
         if self.owner.upstream_is_tier:
             self._progress.version = answer.known.get(VERSION, b"")
         elif self._asked == offered or (self._asked == IDS and offered):
             self._onward += RESUME + b": " + self._asked + b"\r\n"
         body_bytes = active.request.body_bytes
         self._tap = made(active.hide_usage, self._transcript, active.geo, self._progress, self._resumption, body_bytes)
+
+    def _answers(self) -> None:
+        """Keep what is to be known of its engine once that is gone."""
+        progress, model = self._progress, self.active.request.model
+        progress.context_tokens = self._resumption.context_of(progress, self.target, model)
 
     def received(self, data: bytes) -> None:
         """See AttemptRun. It begins with its first whole event: before that nothing is known to go on from, and the
@@ -404,7 +415,8 @@ class ResumableRun(AttemptRun):
         """Whether its stream could go on elsewhere now."""
         if not isinstance(self._tap, ResumableTap) or not self._progress.can_resume:
             return False
-        return self._progress.bounded(self._resumption.context_tokens(self.target, self.active.request.model) or 0)
+        context_tokens = self._resumption.context_of(self._progress, self.target, self.active.request.model)
+        return self._progress.bounded(context_tokens)
 
     @property
     def carried_by(self) -> machine.Carrier:
@@ -442,8 +454,8 @@ class ContinuedRun(ResumableRun):
 
     def request(self, host: bytes) -> tuple[bytes, bytes]:
         """See AttemptRun."""
-        context_tokens = self._resumption.context_tokens(self.target, self.active.request.model) or 0
         progress, active = self._progress, self.active
+        context_tokens = self._resumption.context_of(progress, self.target, active.request.model)
         more = b""
         if self.owner.upstream_is_tier:
             more = RESUME + b": " + _CONTINUES + progress.carried_by.encode() + b"\r\n"
@@ -464,6 +476,7 @@ class ContinuedRun(ResumableRun):
             elsewhere = answer.status in (429, 503) or outcome.of_misconfigured(answer.status) is not None
             self._give_up(outcome.DIED_BEFORE_START if elsewhere else outcome.ENGINE_ERROR)
             return
+        self._answers()
         made = TextTap if isinstance(self._progress, TextProgress) else ExactTap
         self._tap = made(True, None, "", self._progress, self._resumption, self.active.request.body_bytes)
 
@@ -490,6 +503,8 @@ class ContinuedRun(ResumableRun):
         if not self._progress.finished:
             self.owner.failed(self, outcome.DIED_MID_STREAM if self.began else outcome.DIED_BEFORE_START)
             return
+        if end := self._progress.end(sends_usage=self._usage_due):  # its engine said no `[DONE]`
+            self.active.exchange.write(end)
         ended = self._ended()
         self.owner.ended(self, machine.AttemptEnded(ended.id, ended.attempt, self._status, self.usage, ended.fault))
 

@@ -46,7 +46,8 @@ class StreamTap:
     """
 
     __slots__ = (
-        "_before", "_finish", "_geo", "_hide", "_last", "_searched", "_tail", "_transcript", "fault", "usage",
+        "_before", "_finish", "_geo", "_hide", "_last", "_searched", "_tail", "_transcript", "fault", "is_within",
+        "usage",
     )  # fmt: skip
 
     def __init__(self, hide_usage: bool, transcript: Transcript | None = None, geo: str = "") -> None:
@@ -57,6 +58,7 @@ class StreamTap:
         self._finish = b""  # the event that says the end, until the next is here
         self.usage: Usage | None = None
         self.fault: Outcome | None = None
+        self.is_within = False  # what was passed on may end within an event
 
     @property
     def held_bytes(self) -> int:
@@ -91,12 +93,14 @@ class StreamTap:
         if end:
             whole = bytes(tail[:end])
             del tail[:end]
+            self.is_within = False
             self._keep(whole)
             matters = self._finish or self._geo or has_usage(whole) or (self._hide and _finishes(whole))
             events = list(each(whole)) if matters and not is_crowded(whole) else [whole]
         self._tail, self._searched = tail or None, len(tail)
         if self._is_endless(tail):
             events.append(self._drain_tail())
+            self.is_within = True
             if self._transcript is not None:
                 self._transcript.miss()
         passed = self._passed(events)
@@ -145,6 +149,7 @@ class StreamTap:
     def finish(self) -> bytes:
         """The upstream ended the stream regularly: return what is left, an event without its end, unchanged."""
         tail = self._drain_tail()
+        self.is_within |= bool(tail)
         for segment in (self._before, self._last, tail):
             if ERROR in segment:
                 for event in ANY_END.split(segment)[-_LAST_EVENTS:]:

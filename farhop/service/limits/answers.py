@@ -31,10 +31,10 @@ _PERIODS = {60: "per minute", 86_400: "per day", 2_592_000: "per 30 days", 0: "a
 
 def refusal(
     matched: Matched, kind: int, size: int, period: int, n: int, retry_s: float | None, now: float,
-    *, used_up: bool = True,
+    *, used_up: bool = True, largest: int | None = None,
 ) -> Reply:  # fmt: skip
-    """The refusal (429). `retry_s` None: the request would never fit. If the money is `used_up`, clients should not
-    retry automatically; if it merely was not lent in time, they may."""
+    """The refusal (429). `retry_s` None: the request would never fit, as one request may take no more than `largest`.
+    If the money is `used_up`, clients should not retry automatically; if it merely was not lent in time, they may."""
     money = kind == MONEY
     size_text, n_text, uses = (usd(size), usd(n), "cost") if money else (str(size), str(n), "use")
     limit = f"{size_text} {_UNITS[kind]} {_PERIODS[period]}"
@@ -42,6 +42,8 @@ def refusal(
     matched.headers_at = -inf  # it is to say what it is refused for
     extra = headers(matched, now)
     if retry_s is None:
+        if largest is not None and largest < size:
+            limit += f", of which one request may take {largest}"
         detail = f"request too large: it may {uses} {n_text} {_UNITS[kind]}, and the limit is {limit}; ask for less"
         extra += b"x-should-retry: false\r\n"
         return answers.refusal(outcome.RATE_LIMITED, detail, extra=extra, kind=type_, code=code)

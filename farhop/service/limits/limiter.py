@@ -288,9 +288,9 @@ class Limiter:
             if not holding.fits(amounts[kind], now)
         ]
         for kind, size, period, n, holding in short:
-            if n > holding.quota.depth:
+            if n > holding.largest:
                 self._refused[kind_and_whose(holding.name)] += 1
-                return answers.refusal(matched, kind, size, period, n, None, now)
+                return answers.refusal(matched, kind, size, period, n, None, now, largest=int(holding.largest))
         lacks_s, (kind, size, period, n, holding) = max(
             ((holding.lacks_s(n, now), (kind, size, period, n, holding)) for kind, size, period, n, holding in short),
             key=lambda one: one[0],
@@ -459,7 +459,7 @@ class Limiter:
         self._n_matches.clear()
         self._by_user = {one.tenant for one in self.tenants.values() if any(limit.each_user for limit in one.limits)}
         wanted: dict[str, set[str]] = {home: set() for home in self.lenders}
-        each: dict[str, Quota] = {}
+        each: dict[tuple[str, str], Quota] = {}  # by home and limit
         for one in self.tenants.values():
             lender = self.lenders.get(one.home)
             if lender is None:
@@ -472,7 +472,7 @@ class Limiter:
                     safe = own if has_safe and own.depth else None
                     bucket = bucket_of(one.tenant, limit, name)
                     if limit.each_user:
-                        each[bucket] = lent
+                        each[one.home, bucket] = lent
                         continue
                     wanted.setdefault(one.home, set()).add(bucket)
                     known = lender.holder.holdings.get(bucket)
@@ -483,7 +483,7 @@ class Limiter:
         for home, buckets in wanted.items():
             holdings = self.lenders[home].holder.holdings
             for bucket in holdings.keys() - buckets:
-                quota = each.get(bucket.rpartition(EACH)[0] + EACH) if EACH in bucket else None
+                quota = each.get((home, bucket.rpartition(EACH)[0] + EACH)) if EACH in bucket else None
                 if quota is None:
                     del holdings[bucket]
                 elif quota != holdings[bucket].quota:

@@ -92,9 +92,10 @@ class Matched:
             seen = self.output_tokens
             output = OUTPUT_TOKENS if seen < 0 else min(OUTPUT_TOKENS, max(OUTPUT_FLOOR, 2 * ceil(seen)))
             output *= answers
-            for kind, size, _, _ in self.of:
+            for kind, _, _, holding in self.of:
+                largest = int(holding.largest)  # below the limit's size, if a safe share is reserved
                 if kind in (OUTPUT, TOKENS):
-                    output = min(output, max(1, size - prompt * (kind == TOKENS)))
+                    output = min(output, max(1, largest - prompt * (kind == TOKENS)))
                 elif kind == MONEY and rates is not None:
-                    output = min(output, max(1, rates.output_within(size, prompt)))
+                    output = min(output, max(1, rates.output_within(largest, prompt)))
         return 1, prompt, output, prompt + output, 1, 0 if rates is None else rates.at_most(prompt, output)

@@ -109,7 +109,8 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def parts(self, limit: Limit, name: str, size: int) -> tuple[Quota, Quota]:
         """Split `size`, the limit's value of this name: (the quota that is lent, the quota of each balancer in `safe`).
 
-        Concurrency is split into whole slots. Limits of each user and limits of money are lent completely.
+        Concurrency is split into whole slots. Limits of each user, limits of money, and a limit so small that no part
+        of it would hold one unit are lent completely.
         """
         period, each = period_s(name), self.safe_share / max(1, len(self.safe))
         if limit.each_user or kind_of(name) == "usd":
@@ -119,6 +120,8 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             return Quota(float(size - n * len(self.safe)), 0.0), Quota(float(n), 0.0)
         pool = f"{limit.pool}/{name}" if limit.pool else ""
         whole = Quota(float(size), size / period, pool)
+        if size * max(each, 1.0 - self.safe_share) < 1.0:
+            return whole, Quota(0.0, 0.0)
         return whole.part(1.0 - self.safe_share), whole.part(each)
 
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from entry_dns.answers import prepare
 from entry_dns.answers.cookies import Cookies
 from entry_dns.answers.prepare import UNKNOWN_LOCATION, ClientLocation
-from entry_dns.answers.responder import ASKERS_MAX, COUNTERS, TAILS_MAX, Responder, wire
+from entry_dns.answers.responder import ASKERS_MAX, COUNTERS, SPAN_MAX, TAILS_MAX, Responder, wire
 from entry_dns.answers.snapshot import decode, encode
 from entry_dns.answers.zones import NamePlan, Ttls, view
 from entry_dns.fleet.entry_health import State
@@ -331,6 +331,41 @@ def test_answers_with_a_suspect_or_draining_entry_have_the_least_ttl() -> None:
 def test_the_scope_answered_for_client_subnets(responder, subnet: str, scope: int, first: str) -> None:
     answer = ask(responder, subnet=subnet)
     assert (told_scope(answer), addresses(answer)[0]) == (scope, first)
+
+
+# The subnet in the question, what it contains beside networks that nobody confines, the answer to both names.
+@pytest.mark.parametrize(
+    ("subnet", "open_name", "eu_name"),
+    [
+        ("198.16.0.0/14", ["192.0.2.3"], None),  # the upper half is confined to Japan, which has nothing in the EU
+        ("198.16.0.0/15", ["192.0.2.1", "192.0.2.2", "192.0.2.3"], ["192.0.2.2"]),
+        ("198.0.0.0/8", ["192.0.2.3"], None),
+        ("203.0.112.0/22", ["192.0.2.1", "192.0.2.2", "192.0.2.3"], ["192.0.2.2"]),  # nobody there is confined
+        ("2001:db8:bb00::/40", ["2001:db8::3"], None),
+    ],
+)
+def test_a_resolver_that_sends_less_than_is_needed_gets_only_what_all_of_that_subnet_may_get(
+    subnet: str, open_name: list[str], eu_name: list[str] | None
+) -> None:
+    """It gives the answer to the whole subnet that it sent, whatever longer scope it is told (RFC 7871, 7.3.1)."""
+    known = atlas(world(), ("2001:db8:bbbb::/48", ClientLocation(50.1, 8.7, within=("jp",))))
+    responder = served(Responder(), known=known)
+    kind = "AAAA" if ":" in subnet else "A"
+    for _ in range(2):  # the second by the fast path
+        assert addresses(ask(responder, kind=kind, subnet=subnet)) == open_name
+        answer = ask(responder, "eu.entry.example", kind, subnet=subnet)
+        assert addresses(answer) == (eu_name or [])
+        assert answer.rcode() == (dns.rcode.NOERROR if eu_name else dns.rcode.SERVFAIL)
+
+
+def test_a_subnet_of_more_networks_than_are_looked_at_gets_what_is_lawful_for_all() -> None:
+    many = [
+        (f"100.{n >> 8}.{n & 255}.0/24", ClientLocation(*((35.7, 139.7) if n % 2 else (50.1, 8.7))))
+        for n in range(2 * SPAN_MAX)
+    ]
+    responder = served(Responder(), known=atlas(world(), *many))
+    assert addresses(ask(responder, subnet="100.0.0.0/8")) == ["192.0.2.3"]
+    assert len(addresses(ask(responder, subnet="100.0.0.0/20"))) == 3
 
 
 def test_answers_are_equal_within_every_scope_given(responder) -> None:

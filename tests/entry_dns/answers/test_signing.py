@@ -7,6 +7,7 @@ from collections.abc import Callable
 import dns.dnssec
 import dns.message
 import dns.name
+import dns.rcode
 import dns.rdatatype
 import dns.rrset
 import pytest
@@ -81,6 +82,36 @@ def test_a_denial_covers_one_name_alone(signed, name: str, types: set[str]) -> N
     assert denial.name.to_text() == f"{name}."
     assert denial[0].next.to_text() == f"\\000.{name}."
     assert set(denial[0].to_text().split()[1:]) - {"NXNAME"} == types - {"TYPE128"} or "NXNAME" in denial[0].to_text()
+
+
+@pytest.mark.parametrize("name", ["api.entry.example", "entry.example", "nobody.entry.example"])
+def test_the_records_that_every_name_of_a_signed_zone_has_are_given_and_never_denied(signed, name: str) -> None:
+    """A denial of NSEC or RRSIG would contradict itself: the NSEC record in it lists both."""
+    answer = ask(signed, name, "NSEC")
+    assert (checked(signed, answer.answer), answer.authority) == (["NSEC"], [])
+    assert {"NSEC", "RRSIG"} <= set(answer.answer[0][0].to_text().split())
+    (signatures,) = ask(signed, name, "RRSIG").answer
+    assert signatures.rdtype == dns.rdatatype.RRSIG
+    assert signatures[0].type_covered == dns.rdatatype.NSEC
+
+
+def test_without_dnssec_a_name_s_nsec_record_comes_only_where_asked_for(signed) -> None:
+    def plain(name: str) -> dns.message.Message:
+        return dns.message.from_wire(signed.answer(dns.message.make_query(name, "NSEC").to_wire(), "192.0.2.200"))
+
+    assert [one.rdtype for one in plain("api.entry.example").answer] == [dns.rdatatype.NSEC]
+    nobody = plain("nobody.entry.example")
+    assert (nobody.rcode(), nobody.answer) == (dns.rcode.NXDOMAIN, [])
+
+
+def test_the_minimal_answer_to_a_question_for_everything_is_signed(signed) -> None:
+    assert checked(signed, ask(signed, "api.entry.example", "ANY").answer) == ["HINFO"]  # RFC 8482, 4.2
+
+
+@pytest.mark.parametrize("name", ["api.entry.example", "nobody.entry.example"])
+def test_the_mark_of_a_denial_is_no_question(signed, name: str) -> None:
+    answer = ask(signed, name, "TYPE128")  # RFC 9824, 3.5
+    assert (answer.rcode(), answer.answer, answer.authority) == (dns.rcode.FORMERR, [], [])
 
 
 def test_signatures_are_kept_and_renewed_in_time(signed) -> None:

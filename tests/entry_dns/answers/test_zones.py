@@ -2,11 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import dns.message
+import dns.rdatatype
 import pytest
 
+from entry_dns.answers.responder import Responder
 from entry_dns.answers.zones import NamePlan, Ttls, ZoneError, check, check_servers, lawful_of
 from entry_dns.fleet.entry_health import State
-from tests.entry_dns.conftest import PLAN, entry_health, world
+from tests.entry_dns.conftest import PLAN, entry_health, served, world
 from topology.law import Law
 from topology.model import Entry
 
@@ -48,6 +51,19 @@ def test_a_name_server_inside_of_its_zone_has_an_address() -> None:
     with pytest.raises(ZoneError, match=r"ns1.Entry.example: is a name server inside .* give it some under"):
         check_servers([inside])
     check_servers([replace(PLAN, servers=(("api.entry.example", ()),))])  # a name whose answers are entries has some
+
+
+def test_a_zone_that_is_its_own_name_server_keeps_its_records() -> None:
+    responder = served(Responder(), plan=replace(PLAN, servers=(("entry.example", ("192.0.2.53",)),)))
+    for kind in ("SOA", "NS", "A"):
+        reply = responder.answer(dns.message.make_query("entry.example", kind).to_wire(), "192.0.2.200")
+        assert [dns.rdatatype.to_text(one.rdtype) for one in dns.message.from_wire(reply).answer] == [kind]
+
+
+def test_a_name_server_with_an_address_is_no_name_whose_addresses_are_entries() -> None:
+    both = replace(PLAN, servers=(("API.entry.example", ("192.0.2.53",)),))
+    with pytest.raises(ZoneError, match=r"API.entry.example: is a name whose addresses are entries, .* leave it out"):
+        check_servers([both])
 
 
 def test_a_good_zone_and_one_that_says_that_it_has_no_ipv6() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
@@ -25,6 +26,7 @@ from entry_dns.app.config import DnsConfig
 from entry_dns.app.main import DnsServer
 from farhop.config import ConfigError, load
 from farhop.service.assembly import stores
+from farhop.store.documents.overrides import EntryDrainOverride, encode
 from farhop_lab.memory_store import MemoryStore
 from tests.entry_dns.answers.test_signing import pem
 from topology.load import shipped
@@ -180,6 +182,18 @@ async def test_the_topology_and_the_names_are_reloaded_without_a_restart(files, 
     await server.reloader.reload()
     assert server.status()["configuration"]["trouble"]
     assert (await ask(server, f"also.{ZONE}", "A")).rcode() == dns.rcode.NOERROR
+
+
+async def test_a_drain_from_before_the_map_had_its_entry_holds_from_then_on(files, server) -> None:
+    at = datetime(2026, 5, 1, tzinfo=UTC)
+    drain = EntryDrainOverride(region="frankfurt", entry="frankfurt", why="disk", author="ann", at=at, for_s=600.0)
+    await server.store.put(drain.key, encode(drain))
+    await asyncio.sleep(0.1)
+    files.map("frankfurt", "virginia", "tokyo")
+    await server.reloader.reload()
+    async with asyncio.timeout(DEADLINE_S):
+        while {one["entry"]: one["state"] for one in server.status()["entries"]}.get("frankfurt") != "drained":
+            await asyncio.sleep(0.02)
 
 
 def test_the_record_for_the_parent_is_as_dnspython_makes_it(files) -> None:

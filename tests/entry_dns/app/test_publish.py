@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from random import Random
 
 import pytest
 import yaml
 
+from entry_dns.answers.message import A
 from entry_dns.answers.publishing import records_of
+from entry_dns.answers.responder import wire
 from entry_dns.answers.zones import Ttls, view
 from entry_dns.app import main
 from entry_dns.app.config import DnsConfig
@@ -26,12 +29,14 @@ class Zone:
 
     def __init__(self) -> None:
         self.fault, self.holds, self.writes = "", {}, 0
+        self.takes = False  # though it does not say so
 
     async def write(self, changes) -> None:
+        if self.takes or not self.fault:
+            self.holds.update(changes)
         if self.fault:
             raise UpdateError(self.fault)
         self.writes += 1
-        self.holds.update(changes)
 
 
 class Log:
@@ -72,6 +77,31 @@ async def test_a_failed_write_is_logged_once_and_tried_again(zone) -> None:
     zone.fault = ""
     assert await publisher(*made())
     assert publisher.trouble == ""
+
+
+async def test_a_write_whose_answer_was_lost_is_written_again_even_if_all_is_as_before(zone) -> None:
+    publisher = Publisher(zone, Log())
+    assert await publisher(*made())
+    zone.fault = "127.0.0.1:53 cannot be updated: no answer"
+    zone.takes = True
+    assert not await publisher(*made(tokyo=entry_health("tokyo", State.DOWN)))
+    zone.fault = ""
+    assert await publisher(*made())
+    assert zone.holds == records_of(*made())
+
+
+async def test_a_record_to_be_deleted_is_deleted_after_a_failure_too(zone) -> None:
+    publisher = Publisher(zone, Log())
+    assert await publisher(*made())
+    fewer = view(
+        [replace(PLAN, names=PLAN.names[1:])], Law(world()), unconfined(), [entry_health(name) for name in NAMES],
+        Ttls(5, 30), 3, 1,
+    )  # fmt: skip
+    zone.fault = "127.0.0.1:53 cannot be updated: no answer"
+    assert not await publisher(*fewer)
+    zone.fault = ""
+    assert await publisher(*fewer)
+    assert zone.holds[wire("api.entry.example"), A] is None
 
 
 def test_records_are_shown_as_a_zone_has_them() -> None:

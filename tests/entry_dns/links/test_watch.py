@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
 from types import SimpleNamespace
@@ -21,9 +22,9 @@ SAID = {"why": "kernel", "author": "ann", "at": datetime(2026, 5, 1, tzinfo=UTC)
 
 
 class Watched:
-    def __init__(self) -> None:
+    def __init__(self, ramp_s: float = 0.0) -> None:
         self.now, self.refused = 10.0, []
-        self.entry_health = EntryHealthTracker(EntryHealthConfig(ramp_s=0.0))
+        self.entry_health = EntryHealthTracker(EntryHealthConfig(ramp_s=ramp_s))
         self.entry_health.know({name: name for name in NAMES}, 0.0)
         for name in NAMES:
             self.entry_health.probed(name, True, "", 1.0)
@@ -59,6 +60,64 @@ def test_an_entry_is_drained_by_itself_and_for_its_length() -> None:
     assert one.of("tokyo").state is State.DRAINED
     one.now += 601.0
     assert one.of("tokyo").state is State.UP
+
+
+def test_an_entry_in_a_drained_region_stays_drained_when_its_own_drain_ends() -> None:
+    for ends_first in ("of its own", "of the region"):
+        one = Watched()
+        own = EntryDrainOverride(region="tokyo", entry="tokyo", **SAID | {"why": "disk"})
+        region = DrainOverride(region="tokyo", **SAID | {"for_s": 3600.0, "over_s": 0.0, "keep_share": 0.5})
+        if ends_first == "of the region":
+            own, region = (
+                EntryDrainOverride(region="tokyo", entry="tokyo", **SAID | {"why": "disk", "for_s": 3600.0}),
+                DrainOverride(region="tokyo", **SAID | {"keep_share": 0.5, "over_s": 0.0}),
+            )
+        one.watcher.drains_changed(put(region))
+        one.watcher.entry_drains_changed(put(own))
+        assert (one.of("tokyo").share, one.of("tokyo").why) == (0.0, "disk (by ann)"), "the one that leaves less"
+        one.now += 601.0
+        left = one.of("tokyo")
+        assert left.state is State.DRAINED
+        assert (left.share, left.why) == (
+            (0.5, "kernel (by ann)") if ends_first == "of its own" else (0.0, "disk (by ann)")
+        )
+        one.watcher.entry_drains_changed(Change(ChangeKind.DELETE, 2, own.key))
+        one.watcher.drains_changed(Change(ChangeKind.DELETE, 3, region.key))
+        assert one.of("tokyo").state is State.UP
+
+
+def test_another_drain_changes_nothing_of_the_pace_of_one_under_way() -> None:
+    one = Watched()
+    one.watcher.drains_changed(put(DrainOverride(region="tokyo", over_s=100.0, **SAID)))
+    one.watcher.entry_drains_changed(
+        put(EntryDrainOverride(region="tokyo", entry="tokyo", over_s=100.0, **SAID | {"why": "disk"}))
+    )
+    one.now += 75.0
+    assert one.of("tokyo").share == 0.25
+    one.watcher.drains_changed(put(DrainOverride(region="frankfurt", **SAID)))
+    assert one.of("tokyo").share == 0.25
+
+
+def test_a_drain_that_is_over_and_still_listed_does_not_begin_its_return_anew() -> None:
+    one = Watched(ramp_s=100.0)
+    one.watcher.entry_drains_changed(put(EntryDrainOverride(region="tokyo", entry="tokyo", **SAID)))
+    one.now += 601.0
+    assert one.of("tokyo").share < 0.5
+    one.now += 100.0
+    assert one.of("tokyo").share == 1.0
+    one.watcher.drains_changed(put(DrainOverride(region="frankfurt", **SAID)))
+    assert (one.of("tokyo").state, one.of("tokyo").share) == (State.UP, 1.0)
+
+
+def test_an_entry_that_a_new_map_puts_into_a_drained_region_is_drained() -> None:
+    one = Watched()
+    one.watcher.drains_changed(put(DrainOverride(region="tokyo", **SAID)))
+    topology = world()
+    more = {**topology.entries, "tokyo-2": replace(topology.entries["tokyo"], name="tokyo-2")}
+    one.entry_health.know({name: entry.region for name, entry in more.items()}, one.now)
+    one.entry_health.probed("tokyo-2", True, "", one.now)
+    one.watcher.remap(replace(topology, entries=more))
+    assert one.of("tokyo-2").state is State.DRAINED
 
 
 def test_a_bias_is_taken() -> None:

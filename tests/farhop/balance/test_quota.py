@@ -171,6 +171,36 @@ def test_successor_starts_from_the_marks_and_leaks_only_after_old_leases_end() -
     assert after.levels(LEASE_S * (1 + DRIFT) + 5)[B]["used"] == 15
 
 
+def test_debt_outlives_its_root_and_ends_with_its_limit() -> None:
+    quota = Quota(60.0, 1.0)
+    lender, one = written(root(quota)), holder(quota)
+    one.holdings[B].waiting = 60
+    exchange(one, lender, 0.0)
+    assert one.holdings[B].take(60)
+    one.holdings[B].settle(60, 460, True, 0.0)
+    exchange(one, lender, 0.1)
+    assert lender.levels(0.1)[B]["used"] == pytest.approx(460, abs=0.2)
+    marks = lender.snapshot(0.1)
+    assert root(quota, marks).levels(0.0)[B]["used"] == pytest.approx(460, abs=1.0), "a new root is no pardon"
+    lower = Quota(10.0, 1.0)
+    lender.configure({B: lower}, 0.1)
+    after = root(lower, lender.snapshot(0.1))
+    after.configure({B: quota}, 0.0)
+    assert after.levels(0.0)[B]["used"] == pytest.approx(460, abs=1.0), "nor is a lower limit meanwhile"
+    lender.configure({}, 0.1)
+    lender.configure({B: quota}, 0.1)
+    assert lender.levels(0.1)[B]["used"] <= 60, "one that is unset and set again counts as used up at most"
+
+
+def test_a_debt_beyond_all_numbers_is_one_that_can_be_written_down() -> None:
+    lender = written(root())
+    lender.exchange("h", ask(Want(B, owed=1)), 0.0)
+    lender.exchange("h", ask(Want(B, owed=2**53), lease=1, number=2), 0.0)
+    lender.exchange("g", ask(Want(B, owed=1)), 0.0)
+    lender.exchange("g", ask(Want(B, owed=2**53), lease=2, number=2), 0.0)
+    assert lender.snapshot(0.0)[B] == 2**53
+
+
 @pytest.mark.parametrize("owed", [0, 400])
 def test_retry_time_is_exact_for_a_successor_and_for_a_holder_in_debt(owed: int) -> None:
     """Of a limit of 60 a minute. After a root was killed nothing leaks until what it lent is over."""

@@ -78,6 +78,14 @@ async def test_tail_of_the_tier_follows_a_streams_last_event(stage: Any, tail: b
     assert (await s.ask(post())).body == b'{"ok":1}'
 
 
+@pytest.mark.parametrize("end", [b"", b"\n"])
+async def test_tail_of_the_tier_is_not_a_part_of_a_last_event_without_its_end(stage: Any, end: bytes) -> None:
+    s = await stage()
+    s.tier.tail = b": told\n\n"
+    s.upstream.answer = lambda _m: SSE + chunk(b"data: 1\n\ndata: [DONE]" + end) + b"0\r\n\r\n"
+    assert (await s.ask(post())).body == b"data: 1\n\ndata: [DONE]" + end + b"\n\n: told\n\n"
+
+
 async def test_a_refusal_before_the_first_byte_goes_to_the_next(stage: Any) -> None:
     s = await stage(over_tier=True)
     s.flow.addresses = [s.upstream.address] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ def client(
     stops, engine, found = Stops(texts, hides=hides), Engine(texts, least), ""
     for at, piece in enumerate(tokens):
         if at in seams:
-            stops.break_off()
+            stops.break_off(may_stop=at > least)
             engine = Engine(texts, least)
         result = event(*engine.says(piece, at, len(tokens) - 1), chat=chat)
         passed = stops.visible(stops.apply(result, may_stop=at + 1 > least))
@@ -98,6 +99,84 @@ def test_held_back_text_is_sent_with_an_end_event_without_text() -> None:
     stops.visible(event("xab", None, None, chat=True))
     mute = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop","stop_reason":null}]}\n\n'
     assert msgspec.json.decode(stops.visible(mute)[6:])["choices"][0]["delta"] == {"content": "xab"}
+
+
+NULLS = {"role": None, "content": None, "reasoning_content": None, "tool_calls": None}
+
+
+def shown_before(end: dict[str, Any], pieces: tuple[str, ...], texts: tuple[str, ...], why: str, by: str | None) -> str:
+    """What a client has of these pieces from an engine whose end is an event of its own, with this delta or text, as
+    SGLang's."""
+    stops, found = Stops(texts, hides=True), ""
+    choices = [{"delta": NULLS | {"content": piece}, "finish_reason": None} for piece in pieces]
+    if "text" in end:
+        choices = [{"text": piece, "finish_reason": None} for piece in pieces]
+    for choice in (*choices, {**end, "finish_reason": why, "matched_stop": by}):
+        made = b"data: " + msgspec.json.encode({"id": "x", "choices": [{"index": 0, **choice}]}) + b"\n\n"
+        passed = msgspec.json.decode(stops.visible(stops.apply(made, may_stop=True))[6:])["choices"][0]
+        found += passed.get("delta", passed).get("content" if "delta" in passed else "text") or ""
+    return found
+
+
+MUTE = pytest.mark.parametrize(
+    "end", [{"delta": NULLS}, {"delta": {}}, {"delta": {"role": "assistant"}}, {"text": ""}, {"text": None}]
+)
+
+
+@MUTE
+@pytest.mark.parametrize("why", ["stop", "length"])
+def test_no_text_is_lost_where_an_engines_end_is_an_event_of_its_own(end: dict[str, Any], why: str) -> None:
+    assert shown_before(end, ("hello", " wor", "ld"), ("END", "###"), why, None) == "hello world"
+
+
+@MUTE
+@pytest.mark.parametrize("last", ["END", "END.", "ND", "END\n\nEN"])
+def test_a_stop_string_stays_hidden_where_an_engines_end_is_an_event_of_its_own(end: dict[str, Any], last: str) -> None:
+    """Older SGLangs do not cut off what a token has behind it."""
+    pieces = ("hello", " E", last) if last == "ND" else ("hello ", last)
+    assert shown_before(end, pieces, ("###", "END"), "stop", "END") == "hello "
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    st.lists(WORDS, min_size=1, max_size=14), st.lists(TEXTS, min_size=1, max_size=3), st.sets(st.integers(1, 14)),
+    st.integers(0, 6), st.booleans(),
+)  # fmt: skip
+def test_wherever_it_breaks_before_an_end_of_its_own_nothing_is_lost_or_shown(
+    tokens: list[str], texts: list[str], seams: set[int], least: int, hides: bool
+) -> None:
+    """A stream may break between the text of a stop string and the event that says so."""
+    engine, whole, by = Engine(tuple(texts), least), "", None
+    for at, token in enumerate(tokens):
+        text, _, by = engine.says(token, at, len(tokens))
+        whole += text
+        if by is not None:
+            break
+    if hides and by is not None:
+        whole = whole.removesuffix(by)
+    stops, engine, sent = Stops(tuple(texts), hides=hides), Engine(tuple(texts), least), list[bytes]()
+    for at, token in enumerate([*tokens, " more"]):
+        if at in seams:
+            stops.break_off(may_stop=at > least)
+            engine = Engine(tuple(texts), least)
+        text, why, ended_by = engine.says(token, at, len(tokens) + 1)
+        sent.append(stops.visible(stops.apply(event(text, None, None, chat=True), may_stop=at + 1 > least)))
+        if stops.ended:
+            break
+        if at == len(tokens) or (at + 1 not in seams and (why is not None or at + 1 == len(tokens))):
+            end = event("", why or "length", ended_by, chat=True).replace(b'{"content":""}', b'{"content":null}')
+            sent.append(stops.visible(stops.apply(end, may_stop=True)))
+            break
+    found = "".join(msgspec.json.decode(one[6:])["choices"][0]["delta"]["content"] or "" for one in sent)
+    assert found == whole or (by is None and found == whole + " more")
+
+
+def test_a_stop_string_that_ended_nothing_is_shown() -> None:
+    """Of fewer tokens than the client wants at least."""
+    end = {"delta": NULLS}
+    assert shown_before(end, ("an END", "", " and", " END"), ("END",), "stop", "END") == "an END and "
+    assert shown_before(end, ("an END", " and", " so on"), ("END",), "length", None) == "an END and so on"
+    assert shown_before(end, ("a", "a", "a"), ("a",), "stop", "a") == "aa"
 
 
 def test_stop_may_be_a_string_a_list_or_absent() -> None:

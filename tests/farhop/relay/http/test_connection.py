@@ -353,6 +353,20 @@ async def test_a_client_that_goes_on_after_its_refusal_is_dropped(stage: Any) ->
     await until(lambda: s.listener.connections == 0)
 
 
+async def test_a_client_that_sends_on_after_its_last_answer_is_dropped(stage: Any) -> None:
+    """It may still be sending what was refused: but not for longer than a request may take to arrive."""
+    s = await stage(client_limits=ClientLimits(linger_s=0.2, upload_s=0.6))
+    c = await s.client()
+    began, took_s = time.monotonic(), unhindered()
+    await c.send(b"garbage\r\n\r\n")
+    assert (await c.read()).status == 400
+    while s.listener.connections and took_s() < 5.0:
+        await c.send(b"x")
+        await asyncio.sleep(0.02)
+    assert time.monotonic() - began > 0.5
+    assert took_s() < 3.0
+
+
 async def test_the_budget_bounds_what_is_buffered(stage: Any) -> None:
     s = await stage(budget_bytes=3000)
     first, second = await s.client(), await s.client()

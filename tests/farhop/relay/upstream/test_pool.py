@@ -289,6 +289,47 @@ async def test_a_server_may_say_that_it_waited_long_enough(stage: Any) -> None:
     assert s.pool.connections == 1
 
 
+async def test_a_bug_while_connecting_ends_its_request(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    s = await stage()
+    monkeypatch.setattr(pool, "dial", broken)
+    assert (await s.ask(post())).status == 500
+    assert [str(e) for e in s.tier.faults] == ["a bug"]
+
+
+@pytest.mark.parametrize("closes", [True, False])
+async def test_a_server_that_was_asked_just_as_it_had_waited_long_enough_is_asked_again(
+    stage: Any, closes: bool
+) -> None:
+    """Its 408 was meant for the connection at rest (RFC 9110 §15.5.9), if it closes that."""
+    s = await stage()
+    s.flow.addresses = [s.upstream.address] * 2
+
+    async def impatient(line: Line) -> None:
+        await s.upstream.request(line)
+        await line.send(s.upstream.answer(None))
+        await s.upstream.request(line)
+        await line.send(plain(b"", "408 Request Timeout", b"connection: close\r\n" if closes else b""))
+
+    s.upstream.script = impatient
+    assert (await s.ask(post())).status == 200
+    s.upstream.script = s.upstream.serve
+    assert (await s.ask(post())).status == (200 if closes else 408)
+    assert [how for _, how in s.tier.attempts][1:] == (
+        ["kept_connection_closed", "served"] if closes else ["engine_error"]
+    )
+
+
+async def test_a_server_that_waits_for_no_request_is_not_asked_without_end(stage: Any) -> None:
+    s = await stage()
+    s.flow.addresses = [s.upstream.address] * 2
+    assert (await s.ask(post())).status == 200
+    s.upstream.answer = lambda _m: plain(b"", "408 Request Timeout", b"connection: close\r\n")
+    assert (await s.ask(post())).status == 408
+
+
 async def test_a_retry_does_not_use_a_connection_idle_as_long_as_the_dead_one(stage: Any) -> None:
     s = await stage()
     s.flow.addresses.append(s.upstream.address)
@@ -462,9 +503,10 @@ async def test_a_connect_that_takes_too_long_is_given_up(stage: Any) -> None:
     assert lost(s) == "connect_timeout"
 
 
-async def test_a_name_that_means_nothing_is_a_failed_connect(stage: Any) -> None:
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "a..b", f"{'x' * 64}.example"])
+async def test_a_name_that_means_nothing_is_a_failed_connect(stage: Any, name: str) -> None:
     s = await stage()
-    s.flow.addresses = [Address("no-such-host.invalid", 80)]
+    s.flow.addresses = [Address(name, 80)]
     assert (await s.ask(post())).status == 502
     assert lost(s) == "connect_failed"
 
@@ -536,6 +578,16 @@ async def test_a_stream_that_breaks_ends_cleanly_for_a_client(
     s.upstream.script = s.upstream.serve
     await c.send(post())
     assert (await c.read()).status == 200, "the client's connection is as good as before"
+
+
+async def test_the_error_of_a_stream_that_breaks_within_a_long_event_is_an_event_of_its_own(stage: Any) -> None:
+    """Such an event has passed in part: it is too long to be held back."""
+    s = await stage()
+    s.upstream.script = once(s, SSE + chunk(b'data: {"x":"' + b"y" * 300_000), then="abort")
+    answer = await s.ask(post())
+    first, error, rest = answer.body.split(b"\n\n")
+    assert (first[:12], set(first[12:]), rest) == (b'data: {"x":"', {ord("y")}, b"")
+    assert error.startswith(b'data: {"error":')
 
 
 async def test_a_stream_that_breaks_breaks_visibly_towards_the_tier_above(stage: Any) -> None:

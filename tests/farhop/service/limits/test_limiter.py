@@ -68,8 +68,8 @@ class Stage:
         claim = RootClaim(region="tokyo", instance="r1", address="", seq=1, first_lease=1, marks={})
         self.limiter.rooted(Change(ChangeKind.PUT, 1, claim.place, documents.encode_root(claim)))
 
-    def limit(self, *given: Limit, tenant: str = "acme", **more: Any) -> None:
-        one = TenantLimits(tenant=tenant, home="tokyo", limits=given, author="a", why="w", at=NOW, **more)
+    def limit(self, *given: Limit, tenant: str = "acme", home: str = "tokyo", **more: Any) -> None:
+        one = TenantLimits(tenant=tenant, home=home, limits=given, author="a", why="w", at=NOW, **more)
         self.book.changed(Change(ChangeKind.PUT, 1, one.place, documents.encode(one)))
         if self.root is not None:
             self.root.configure(self.book.lent_by("tokyo"), self.now)
@@ -225,6 +225,61 @@ async def test_without_a_root_the_safe_part_is_used_and_refusals_have_retry_afte
         stage.now += 60.0
         assert (await stage.admit()).charge is not None
         assert stage.limiter.status()["lent_by"]["tokyo"]["lease"] is False
+    finally:
+        await stage.limiter.close()
+
+
+async def test_a_limit_that_is_safe_share_alone_still_counts_what_was_spent() -> None:
+    stage = Stage(Limit(requests_per_minute=2), safe_share=1.0, safe=("tokyo/g1",))
+    served = 0
+    try:
+        stage.now += 60.0
+        for _ in range(10):
+            answer = await stage.admit()
+            if isinstance(answer, Reply):
+                assert b"try again in 30s" in answer.body
+                assert b"x-should-retry: true" in answer.extra
+            else:
+                answer.charge.settle(ended(), outcome.SERVED, Usage(10, 10))
+                served += 1
+        assert served == 2, "a spent unit does not come back with the end of its request"
+        stage.limit(Limit(requests_per_minute=2))
+        stage.now += 60.0
+        answers = [await stage.admit() for _ in range(10)]
+        assert sum(not isinstance(answer, Reply) for answer in answers) == 2, "nor once nothing is reserved any more"
+    finally:
+        await stage.limiter.close()
+
+
+@pytest.mark.parametrize(("size", "share"), [(5000, 0.2), (60, 0.5), (60, 0.9), (1, 0.2)])
+async def test_a_request_without_a_bound_fits_beside_a_safe_share(size: int, share: float) -> None:
+    stage = Stage(Limit(output_tokens_per_minute=size), safe_share=share, safe=("tokyo/g1",))
+    try:
+        stage.now += 60.0
+        assert (await stage.admit(request(tokens=None))).charge is not None
+    finally:
+        await stage.limiter.close()
+
+
+async def test_a_request_too_large_for_what_is_lent_is_told_how_much_it_may_take() -> None:
+    stage = Stage(Limit(output_tokens_per_minute=5000), safe_share=0.2, safe=("tokyo/g1",))
+    try:
+        assert (await stage.admit(request(tokens=4000))).charge is not None
+        refused = await stage.admit(request(tokens=4500))
+        assert b"the limit is 5000 output tokens per minute, of which one request may take 4000" in refused.body
+    finally:
+        await stage.limiter.close()
+
+
+async def test_users_of_a_tenant_whose_home_changed_are_forgotten_there() -> None:
+    stage = Stage(Limit(each_user=True, requests_per_minute=10))
+    try:
+        (await stage.admit(user="ann")).charge.settle(ended(), outcome.SERVED, Usage(10, 10))
+        await stage.settled()
+        stage.limit(Limit(each_user=True, requests_per_minute=10), home="virginia")
+        assert {home: len(one.holder.holdings) for home, one in stage.limiter.lenders.items()} == {
+            "tokyo": 0, "virginia": 0,
+        }  # fmt: skip
     finally:
         await stage.limiter.close()
 

@@ -30,6 +30,11 @@ def test_a_tenants_limits_are_read_as_they_were_written():
     assert shared.parts(each, "requests_per_minute", 60)[0] == Quota(60.0, 1.0), "users have no safe share"
     assert shared.parts(SMALL, "concurrency", 5) == (Quota(3.0, 0.0), Quota(1.0, 0.0)), "slots are whole"
     assert shared.parts(SMALL, "micro_usd_per_day", 86_400) == (Quota(86_400.0, 1.0), Quota(0.0, 0.0)), "nor has money"
+    assert shared.parts(SMALL, "requests_per_minute", 1) == (Quota(1.0, 1 / 60), Quota(0.0, 0.0)), "no part holds one"
+    own = TenantLimits(**GOOD, limits=(SMALL,), safe_share=1.0, safe=("a/b",))
+    kept, reserved = own.parts(SMALL, "requests_per_minute", 60)
+    assert (kept.depth, kept.slots, reserved) == (0.0, False, Quota(60.0, 1.0)), "what holds nothing is no slots"
+    assert own.parts(SMALL, "concurrency", 5)[0].slots
     assert (limits.kind_of("micro_usd_per_month"), limits.period_s("micro_usd_per_month")) == ("usd", 2_592_000.0)
     pooled = Limit(pool="gold", requests_per_minute=60, concurrency=5, micro_usd_per_day=86_400)
     pools = {name: shared.parts(pooled, name, 60)[0].pool for name in pooled.sizes()}
