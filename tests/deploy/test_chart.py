@@ -254,6 +254,18 @@ def test_nobody_who_is_not_named_reaches_an_admin_port() -> None:
 
 
 @WITH_TOOLS
+def test_releases_of_one_name_in_two_namespaces_may_share_the_engines_namespace() -> None:
+    values = changed(example("region"), {"engines.namespace": "models"})
+    there = [
+        (one["kind"], one["metadata"]["name"])
+        for namespace in ("paris", "tokyo", "models")
+        for one in shown(values, namespace=namespace)
+        if one["metadata"].get("namespace") == "models"
+    ]
+    assert len(set(there)) == len(there) == 6
+
+
+@WITH_TOOLS
 def test_names_are_asked_at_the_ports_on_which_the_clusters_dns_pods_listen() -> None:
     for more, ports in (({}, [53]), ({"networkPolicy.dnsPorts": [53, 5353]}, [53, 5353])):
         for one in manifests.of(shown(changed(example("region"), more)), "NetworkPolicy"):
