@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import importlib
 import os
+import signal
 import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from typer import Typer
 
 VERSION = "--version"
+RELOADED = ("global", "regional", "picker", "dns", "anycast")  # processes that read their files again at SIGHUP
 
 
 class LazyCommand(NamedTuple):
@@ -160,6 +162,8 @@ def _version(asked: bool) -> None:
 def main() -> None:
     """The entry point. An unexpected error of the environment is one line, too."""
     _open_streams()
+    if sys.argv[1:2] and sys.argv[1] in RELOADED:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # until it is up, and reads its files
     try:
         try:
             if sys.argv[1:] == [VERSION]:

@@ -2,12 +2,13 @@
 
 Invariant: every injection ends by itself within LEASE_S of the last renewal: an override by etcd's lease and by each
 balancer's own clock, a fault by the clock of the process that runs the world. So a runner that dies ends its drill.
-Never overwrites what an operator set.
+Never overwrites nor removes what an operator set, not even in the middle of a drill: every write is a compare-and-set.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
@@ -35,6 +36,13 @@ if TYPE_CHECKING:
 
 RENEW_S = LEASE_S / 3
 MEND_S = 60.0  # processes that were killed take a while to start
+
+
+class _Signature(msgspec.Struct, frozen=True):
+    """Whose an override is."""
+
+    author: str = ""
+    why: str = ""
 
 
 class InjectError(Exception):
@@ -85,11 +93,8 @@ class TrafficInjector:
             if one.do == "law-epoch":
                 self.law_epoch = await self._raise_epoch()
                 continue
-            key = self._override(one).key
             try:
-                await self._put(one, new=key not in self._active)
-            except Conflict:
-                raise InjectError(f"{key}: an operator's override is set there") from None
+                await self._put(one)
             except (StoreError, DocumentError, ValueError) as error:
                 raise InjectError(str(error)) from None
 
@@ -97,7 +102,7 @@ class TrafficInjector:
         """See Injector."""
         try:
             for one in tuple(self._active.values()):
-                await self._put(one, new=False)
+                await self._put(one)
         except StoreError as error:
             raise InjectError(str(error)) from None
 
@@ -105,7 +110,10 @@ class TrafficInjector:
         """See Injector."""
         for key in reversed(tuple(self._active)):
             try:
-                await self._store.delete(key)
+                there = await self._store.get(key)
+                if there is not None and self._is_ours(there.value):
+                    with contextlib.suppress(Conflict):  # it is an operator's now
+                        await self._store.delete(key, there.revision)
             except StoreError as error:
                 raise InjectError(str(error)) from None
             del self._active[key]
@@ -113,15 +121,26 @@ class TrafficInjector:
     async def close(self) -> None:
         """See Injector."""
 
-    async def _put(self, one: Injection, *, new: bool) -> None:
+    async def _put(self, one: Injection) -> None:
+        """Write it, in place of ours alone. Raises InjectError where an operator's override is."""
         override = self._override(one)
-        self._active[override.key] = one  # before it is written: an unacknowledged write may be in place
+        key, value = override.key, overrides.encode(override)
+        there = await self._store.get(key) if key in self._active else None
+        if there is None or self._is_ours(there.value):
+            self._active[key] = one  # before it is written: an unacknowledged write may be in place
+            with contextlib.suppress(Conflict):
+                await self._store.put(key, value, there.revision if there is not None else 0, LEASE_S)
+                return
+        self._active.pop(key, None)
+        raise InjectError(f"{key}: an operator's override is set there")
+
+    def _is_ours(self, value: bytes) -> bool:
+        """Whether a document at a key of ours is this run's: its reason names the run."""
         try:
-            value = overrides.encode(override)
-            await self._store.put(override.key, value, expect_revision=0 if new else None, ttl_s=LEASE_S)
-        except Conflict:
-            del self._active[override.key]
-            raise
+            found = msgspec.json.decode(value, type=_Signature)
+        except msgspec.DecodeError:
+            return False
+        return (found.author, found.why) == (self._author[: overrides.AUTHOR_LIMIT], self._why[: overrides.WHY_LIMIT])
 
     def _override(self, one: Injection) -> Override:
         shared: dict[str, Any] = {

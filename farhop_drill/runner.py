@@ -74,6 +74,7 @@ class Runner:
         self._began = self._live_at = clock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._injecting: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
         self._locked = self._observing = self._finished = False
         self._violations = 0
         self._read_at = 0.0
@@ -187,9 +188,10 @@ class Runner:
     async def _restore(self) -> None:
         at_s, marks = self._now_s(), self.outcome.marks
         marks.restore_s = at_s if marks.restore_s is None else marks.restore_s
-        if self._injecting is not None and not self._injecting.done():
-            self._injecting.cancel()
-            await asyncio.gather(self._injecting, return_exceptions=True)
+        for task in (self._injecting, self._renewing):  # neither may write after what is restored
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         try:
             await self._injector.restore()
         except InjectError as error:
@@ -233,16 +235,20 @@ class Runner:
         """Renew the injections and the lock for as long as this process runs."""
         while True:
             await asyncio.sleep(RENEW_S)
-            try:
-                if self.run_.phase in (Phase.INJECTING, Phase.SOAKING):
-                    await self._injector.renew()
-            except InjectError as error:
-                if not self._without_etcd:
-                    self.stop(f"what is injected could not be renewed: {error}")
+            if self.run_.phase in (Phase.INJECTING, Phase.SOAKING):
+                self._renewing = self._spawn(self._renew_injections())
+                await asyncio.wait({self._renewing})
             with contextlib.suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(STORE_S):
                     if not await self._records.renew(self._held):
                         self.stop("somebody else took the lock")
+
+    async def _renew_injections(self) -> None:
+        try:
+            await self._injector.renew()
+        except InjectError as error:
+            if not self._without_etcd:
+                self.stop(f"what is injected could not be renewed: {error}")
 
     async def _follow_stops(self) -> None:
         """An operator's order to stop. A run that cannot receive one ends."""

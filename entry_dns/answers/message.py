@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED, BADVERS = 0, 1, 2, 3, 4, 5, 16
-A, NS, SOA, HINFO, TXT, AAAA, OPT, RRSIG, NSEC, DNSKEY, HTTPS, NXNAME, ANY = (
-    1, 2, 6, 13, 16, 28, 41, 46, 47, 48, 65, 128, 255,
+A, NS, SOA, HINFO, TXT, AAAA, OPT, DS, RRSIG, NSEC, DNSKEY, HTTPS, NXNAME, ANY = (
+    1, 2, 6, 13, 16, 28, 41, 43, 46, 47, 48, 65, 128, 255,
 )  # fmt: skip
 IN = 1
 TRANSFERS = frozenset((249, 250, 251, 252, 253, 254))  # TKEY, TSIG, IXFR, AXFR, MAILB, MAILA

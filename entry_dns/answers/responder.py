@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from entry_dns.answers import message
 from entry_dns.answers.cookies import Cookies
-from entry_dns.answers.message import AAAA, ANY, DNSKEY, HINFO, HTTPS, IN, NSEC, NXNAME, RRSIG, SOA, A
+from entry_dns.answers.message import AAAA, ANY, DNSKEY, DS, HINFO, HTTPS, IN, NS, NSEC, NXNAME, RRSIG, SOA, A
 from entry_dns.answers.prepare import ASK_RESOLVER, NO_ENTRY
-from entry_dns.answers.signing import AGAIN_S, BACK_S, ZoneKeys, nsec
-from entry_dns.answers.snapshot import Head, Lookup, Name, Zone
+from entry_dns.answers.signing import AGAIN_S, BACK_S, ZoneKeys, delegation, nsec
+from entry_dns.answers.snapshot import Head, Lookup, Name, Records, Zone
 from entry_dns.fleet.networks import BITS, scope
 
 ADDRESSES_MAX = 8  # in one answer
@@ -544,6 +544,10 @@ class Responder:
         if query.type == NXNAME:  # a mark in denials, and never a question (RFC 9824, 3.5)
             self.counts[MALFORMED] += 1
             return Prepared(message.FORMERR, 0, 0, b"", self.now, authoritative=False), 0
+        if query.type == DS and query.name in self._zones:
+            outer = next((found for one in _above(query.name) if (found := self._zones.get(one)) is not None), None)
+            if outer is not None:
+                return self._delegated(query, outer), 0
         slot = self._slot(query.name, query.type)
         if slot is not None:
             if query.ecs is None:
@@ -557,6 +561,20 @@ class Responder:
             return self._own_denial(query, zone, name), 0
         self.counts[NEGATIVE] += 1
         return self._denied(query, zone, name), 0
+
+    def _delegated(self, query: message.Query, outer: Zone) -> Prepared:
+        """What a zone here says of one within it that is here, too: its DS records, or that it has none."""
+        inner, keys = self._keys.get(query.name), self._keys.get(outer.wire) if query.dnssec else None
+        if inner is None:
+            self.counts[NEGATIVE] += 1
+            return self._denied(query, outer, Name(query.name, 0, {}, {NS: Records(0, ())}))
+        rdatas = [delegation(query.name, dnskey) for dnskey in inner.entry_points]
+        fixed = _POINTER + DS.to_bytes(2, "big") + b"\0\1" + KEY_TTL_S.to_bytes(4, "big")
+        body = b"".join(fixed + len(rdata).to_bytes(2, "big") + rdata for rdata in rdatas)
+        signatures, signed = b"", 0
+        if keys is not None:
+            signatures, signed = self._signatures(keys, query.name, DS, KEY_TTL_S, rdatas, outer)
+        return Prepared(message.NOERROR, len(rdatas) + signed, 0, body + signatures, self.now)
 
     def _minimal(self, query: message.Query, zone: Zone) -> Prepared:
         """The answer to a question for everything (RFC 8482, 4.2), signed like any other."""

@@ -102,6 +102,7 @@ class ZoneKeys:
             raise KeyFileError("two keys have one tag: list each key once, or make another")
         self.keys = tuple(keys)
         self.dnskeys = tuple(one.dnskey for one in keys)
+        self.entry_points = tuple(one.dnskey for one in self._over_keys)  # that a parent's DS records should name
 
     def rrsigs(self, owner: bytes, kind: int, ttl: int, rdatas: Sequence[bytes], zone: bytes, now: int) -> list[bytes]:
         """The rdata of each signature over a set of records; see ZoneKey.rrsig."""

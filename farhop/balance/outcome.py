@@ -160,6 +160,7 @@ BROKEN_PROMISE = _declare(Source.REGION, "promise_would_be_broken", retryable=Tr
 CONNECT_FAILED = _declare(Source.TRANSPORT, "connect_failed", retryable=True)
 CONNECT_TIMEOUT = _declare(Source.TRANSPORT, "connect_timeout", retryable=True)
 FIRST_BYTE_TIMEOUT = _declare(Source.TRANSPORT, "first_byte_timeout", retryable=True)
+# Or a proxy before an engine says so of that engine: 502, and no engine's words.
 DIED_BEFORE_START = _declare(Source.TRANSPORT, "upstream_died_before_first_byte", retryable=True)
 # The upstream is alive and does not know the attempt: the network lost it, or its answer, before its first byte.
 LOST = _declare(Source.TRANSPORT, "lost_on_the_way", retryable=True)

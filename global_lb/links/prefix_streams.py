@@ -74,11 +74,14 @@ class _Instance:
         self.lost_at = None
 
     def abandon(self) -> None:
-        """The snapshot will not be completed: keep what was received, and start the next stream with a new snapshot."""
+        """The snapshot will not be completed: keep what was received, and start the next stream with a new snapshot.
+
+        What is too much to keep stays in the trie, until the next whole snapshot or until it is evicted with age.
+        """
         if self.arriving is not None:
             if len(self.stale) < STALE_MAX:
                 self.stale.append(self.arriving)
-            else:
+            elif self.stale[-1].most + self.arriving.most <= INSTANCE_NODES_MAX:
                 self.stale[-1].put(self.arriving)
             self.arriving = None
             self.incarnation = self.seq = 0

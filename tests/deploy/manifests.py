@@ -167,7 +167,7 @@ def _pods(documents: Sequence[Document]) -> Iterator[str]:
         outer = spec["securityContext"]
         if not (
             outer["runAsNonRoot"]
-            and outer["runAsUser"] == 65532
+            and outer.get("runAsUser", 65532) == 65532  # or whom the platform gives, who is never root
             and outer["seccompProfile"]["type"] == "RuntimeDefault"
         ):
             yield f"{at}: runs as more than it need"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import subprocess
 from copy import deepcopy
@@ -62,6 +63,7 @@ SCALED = {"by": "keda", "deployment": "vllm", "model": "org/llama 3"}
 MORE = [
     {"etcd.endpoints": ["etcd-0.etcd:12379"], "networkPolicy.etcdPorts": [12379]},
     {"regional.config.limits": {"drain_s": 600}, "shutdown.preStopSeconds": 0},
+    {"podDisruptionBudget.maxUnavailable": "50%", "listenHost": "::", "etcd.endpoints": ["[fd00::1]:2379"], "dns": DNS},
     {"regional.autoscaling.enabled": True, "global.autoscaling.enabled": False},
     {"image.digest": "sha256:" + "a" * 64, "podDisruptionBudget.enabled": False},
     {"networkPolicy.regions": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "networkPolicy.otlpPorts": [4317]},
@@ -187,16 +189,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def render(asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the chart renders to, for each."""
+    ended = subprocess.run(
+        [str(TOOLS), str(DEPLOY / "kubernetes" / "render.py")],
+        input="".join(json.dumps(one) + "\n" for one in asked),
+        capture_output=True, text=True, timeout=240.0, check=True,
+    )  # fmt: skip
+    return list(map(json.loads, ended.stdout.splitlines()))
+
+
 @pytest.fixture(scope="module")
 def rendered() -> dict[str, dict[str, Any]]:
     """Every case, rendered by one process."""
     asked = {**cases(), **{name: changed(example("region"), wrong) for name, (wrong, _) in REFUSED.items()}}
-    lines = "".join(json.dumps({"values": values}) + "\n" for values in asked.values())
-    ended = subprocess.run(
-        [str(TOOLS), str(DEPLOY / "kubernetes" / "render.py")], input=lines, capture_output=True, text=True,
-        timeout=240.0, check=True,
-    )  # fmt: skip
-    return dict(zip(asked, map(json.loads, ended.stdout.splitlines()), strict=True))
+    return dict(zip(asked, render([{"values": values} for values in asked.values()]), strict=True))
 
 
 @WITH_TOOLS
@@ -215,6 +222,106 @@ def test_any_values_render_to_manifests_that_kubernetes_accepts(rendered: dict[s
 def test_values_that_cannot_be_right_are_refused_in_one_line(rendered: dict[str, dict[str, Any]]) -> None:
     for name, (_, expected) in REFUSED.items():
         assert expected in rendered[name].get("error", "it was rendered"), name
+
+
+def shown(values: dict[str, Any], **more: str) -> list[dict[str, Any]]:
+    """The documents of one release."""
+    (answer,) = render([{"values": values, **more}])
+    assert "error" not in answer, answer["error"]
+    found: list[dict[str, Any]] = answer["documents"]
+    assert not answer["faults"]
+    assert not manifests.broken(found)
+    return found
+
+
+@WITH_TOOLS
+@pytest.mark.parametrize("length", [43, 44, 51, 53])
+def test_a_long_name_of_a_release_leaves_each_tier_its_own(length: int) -> None:
+    values = changed(example("region"), {"dns": DNS, "anycast": ANYCAST})
+    found = manifests.workloads(shown(values, name="r" * length))
+    assert [one["metadata"]["name"].rpartition("-")[2] for one in found] == ["global", "regional", "dns", "anycast"]
+
+
+@WITH_TOOLS
+def test_nobody_who_is_not_named_reaches_an_admin_port() -> None:
+    """An empty `from` of a NetworkPolicy is everybody."""
+    keda = {"by": "keda", "deployment": "vllm", "model": "m", "token": "prometheus"}
+    for more, sources in (({}, 0), ({"engines.autoscaling": keda}, 1)):
+        (answer,) = render([{"values": changed(example("region"), {"networkPolicy.monitoring": [], **more})}])
+        policies = manifests.of(answer["documents"], "NetworkPolicy")
+        rules = [rule for one in policies for rule in one["spec"]["ingress"] if rule["ports"][0]["port"] == "admin"]
+        assert [len(rule["from"]) for rule in rules] == [1] * sources
+
+
+@WITH_TOOLS
+def test_releases_of_one_name_in_two_namespaces_may_share_the_engines_namespace() -> None:
+    values = changed(example("region"), {"engines.namespace": "models"})
+    there = [
+        (one["kind"], one["metadata"]["name"])
+        for namespace in ("paris", "tokyo", "models")
+        for one in shown(values, namespace=namespace)
+        if one["metadata"].get("namespace") == "models"
+    ]
+    assert len(set(there)) == len(there) == 6
+
+
+@WITH_TOOLS
+def test_names_are_asked_at_the_ports_on_which_the_clusters_dns_pods_listen() -> None:
+    for more, ports in (({}, [53]), ({"networkPolicy.dnsPorts": [53, 5353]}, [53, 5353])):
+        for one in manifests.of(shown(changed(example("region"), more)), "NetworkPolicy"):
+            names = [(port["port"], port["protocol"]) for port in one["spec"]["egress"][0]["ports"]]
+            assert sorted(names) == sorted((port, protocol) for port in ports for protocol in ("UDP", "TCP"))
+
+
+@WITH_TOOLS
+@pytest.mark.parametrize("fleet", ["a" * 128, "Fleet.", "a_-" * 40])
+def test_any_name_of_a_fleet_makes_labels_that_kubernetes_accepts(fleet: str) -> None:
+    for one in shown(changed(example("region"), {"fleet": fleet})):
+        label = one["metadata"]["labels"]["app.kubernetes.io/part-of"]
+        assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", label)
+        assert fleet.startswith(label)
+
+
+@WITH_TOOLS
+def test_in_a_cluster_of_ipv6_every_port_listens_there() -> None:
+    values = changed(example("region"), {"listenHost": "::", "dns": DNS, "regional.client.enabled": True})
+    found = manifests.configurations(shown(changed(values, {"regional.picker": {"enabled": True}})))
+    listening = [
+        host
+        for config in found.values()
+        for one in (config.get(name, {}) for name in manifests.LISTENERS)
+        for host in one.get("hosts", [one.get("host")] if one else [])
+    ]
+    assert listening == ["::"] * 9
+
+
+@WITH_TOOLS
+def test_a_platform_may_give_pods_their_user() -> None:
+    """As OpenShift does: of a pod that asks for another it starts none."""
+    nobody = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
+    for values, ids in (({}, {65532}), ({"podSecurityContext": nobody}, set())):
+        for one in manifests.workloads(shown({**example("region"), **values})):
+            context = one["spec"]["template"]["spec"]["securityContext"]
+            assert {value for value in context.values() if isinstance(value, int) and value is not True} == ids
+            assert context["runAsNonRoot"] is True
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert None not in context.values()
+
+
+@WITH_TOOLS
+def test_a_tier_may_have_volumes_and_an_affinity_of_its_own() -> None:
+    """For usage records and audit logs, which must outlive a pod, and for tokenizers."""
+    claim = {"name": "records", "persistentVolumeClaim": {"claimName": "records"}}
+    mount = {"name": "records", "mountPath": "/var/lib/farhop-records"}
+    near = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["edge"]}]}]}}}  # fmt: skip
+    more = {"global.volumes": [claim], "global.volumeMounts": [mount], "global.affinity": near}
+    upper, lower = manifests.workloads(shown(changed(example("region"), more)))
+    pod = upper["spec"]["template"]["spec"]
+    assert claim in pod["volumes"]
+    assert all(mount in one["volumeMounts"] for one in (*pod["initContainers"], *pod["containers"]))
+    assert pod["affinity"] == near
+    assert "affinity" not in lower["spec"]["template"]["spec"]
 
 
 @WITH_TOOLS

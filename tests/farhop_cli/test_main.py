@@ -6,6 +6,7 @@ import io
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -342,3 +343,21 @@ def test_a_stream_that_was_a_file_and_is_a_pipe_is_written_to(monkeypatch):
             main.main()
         assert end.value.code == 0
         assert out.buffer.getvalue().startswith(b"farhop ")
+
+
+@pytest.mark.parametrize(
+    ("command", "ends"),
+    [("global", False), ("regional", False), ("picker", False), ("dns", False), ("anycast", False), ("status", True)],
+)
+def test_a_reload_that_comes_while_a_process_is_still_importing_does_not_end_it(monkeypatch, command, ends):
+    """Seconds, on a busy host; its files are read after that anyway."""
+    found = []
+    monkeypatch.setattr(sys, "argv", ["farhop", command])
+    monkeypatch.setattr(main, "app", lambda: lambda: found.append(signal.getsignal(signal.SIGHUP)))
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        main.main()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (found == [signal.SIG_DFL]) is ends
+    assert found != [signal.SIG_IGN]  # which programs that it starts would inherit

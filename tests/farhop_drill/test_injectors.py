@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from drill_documents import made
 
@@ -76,6 +77,35 @@ async def test_an_operators_override_is_never_overwritten_nor_removed(store: Mem
     entry = await store.get(VIRGINIA)
     assert entry is not None
     assert entry.value == b"an operator's"
+
+
+@pytest.mark.parametrize("after", ["renewing", "restoring", "a later step"])
+async def test_an_override_that_an_operator_sets_in_the_middle_of_a_drill_stays(store: MemoryStore, after: str) -> None:
+    drill, made_ = made(), injector(store)
+    await made_.inject(drill.steps[0])
+    entry = await store.get(VIRGINIA)
+    assert entry is not None
+    mine = overrides.decode_drain(entry.value)
+    theirs = overrides.encode(msgspec.structs.replace(mine, author="ann", why="it burns", for_s=3600.0))
+    await store.put(VIRGINIA, theirs, ttl_s=3600.0)
+    if after != "restoring":
+        with pytest.raises(InjectError, match="an operator's override"):
+            await (made_.renew() if after == "renewing" else made_.inject(drill.steps[1]))
+    await made_.restore()
+    entry = await store.get(VIRGINIA)
+    assert entry is not None
+    assert entry.value == theirs
+
+
+async def test_what_ended_by_its_lease_is_injected_again_by_a_late_renewal(store: MemoryStore) -> None:
+    made_ = injector(store)
+    await made_.inject(made().steps[1])
+    NOW[0] = LEASE_S + 1
+    assert await kept(store) is None
+    await made_.renew()
+    assert await kept(store) == 0.0
+    await made_.restore()
+    assert await kept(store) is None
 
 
 async def test_every_kind_of_override_is_one_that_balancers_read(store: MemoryStore) -> None:

@@ -11,6 +11,7 @@ import pytest
 from drill_documents import WORLD, made
 from test_checks import REST
 
+from farhop_drill import runner as runner_module
 from farhop_drill.injectors import InjectError
 from farhop_drill.machine import DrillVerdict
 from farhop_drill.oracle import Oracle
@@ -171,6 +172,31 @@ async def test_abort_restores_in_the_same_turn_and_reports_its_duration(bench: B
     outcome = await running
     assert outcome.verdict is DrillVerdict.ABORTED
     assert outcome.measures["restore_s"] < TICK_S + 1.0
+
+
+async def test_a_renewal_under_way_writes_nothing_after_what_is_restored(bench: Bench, monkeypatch) -> None:
+    monkeypatch.setattr(runner_module, "RENEW_S", 0.01)
+    gate = asyncio.Event()
+
+    async def renew() -> None:
+        bench.did.append("renew")
+        await gate.wait()
+        bench.did.append("renewed")
+
+    async def restore() -> None:
+        bench.did.append("restore")
+        gate.set()
+        await asyncio.sleep(0.05)
+
+    bench.renew, bench.restore = renew, restore  # type: ignore[method-assign]
+    steps = [{"name": "long", "inject": [{"do": "drain", "region": "virginia"}], "soak_s": 20}]
+    runner = bench.runner(made(steps=steps))
+    running = asyncio.create_task(runner.run())
+    while "renew" not in bench.did:
+        await asyncio.sleep(0.01)
+    runner.stop("told to")
+    assert (await running).verdict is DrillVerdict.ABORTED
+    assert bench.did == ["inject long", "renew", "restore"]
 
 
 async def test_a_runner_that_is_cancelled_takes_back_what_it_injected(bench: Bench) -> None:

@@ -122,6 +122,8 @@ class Engine:
             return web.json_response({"error": {"message": self.complaint, "code": "bad"}}, status=self.status)
         if self.behaviour == "page":
             return web.Response(text="<html>who are you?</html>", content_type="text/html")
+        if self.behaviour == "no engine":  # a proxy's words, of whatever kind
+            return web.Response(text=self.complaint, status=self.status, content_type="text/html")
         if self.behaviour == "wait":
             await self.release.wait()
         if self.behaviour == "vanish":

@@ -204,6 +204,46 @@ async def test_a_web_page_from_an_engine_s_address_is_no_answer(engine: Engine, 
             assert "no_engine_there" in (await send(up.entry, chat(body=body))).json["error"]["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("words", ["<html><h1>502 Bad Gateway</h1></html>", "Bad Gateway", ""])
+async def test_a_proxy_that_got_no_answer_from_its_engine_has_none_for_the_client(
+    engine: Engine, words: str, stream: bool
+) -> None:
+    """nginx's page, Traefik's line, Caddy's nothing. As where the engine's own connection ends without an answer."""
+    body = streaming() if stream else None
+    async with Engine().running() as other:
+        replicas = [
+            {"url": f"http://{one.address}", "models": [MODEL], "name": name}
+            for name, one in (("engine", engine), ("proxy", other))
+        ]
+        async with both(engine, WORLD, regional={"replicas": replicas}) as up:
+            await until(lambda: all(r["state"] == "up" for r in up.regional.tier_admin.status()["replicas"]))
+            other.behaviour, other.status, other.complaint = "no engine", 502, words
+            for port in (up.entry, up.client):
+                assert {(await send(port, chat(body=body))).status for _ in range(6)} == {200}
+            assert other.seen
+            assert 'outcome="upstream_died_before_first_byte"' in up.regional.metrics.render().decode()
+            proxy = next(r for r in up.regional.tier_admin.status()["replicas"] if r["replica"] == "proxy")
+            assert proxy["failing_share"] > 0.0
+
+
+@pytest.mark.parametrize(("status", "words"), [(502, '{"error":{"message":"no"}}'), (500, ""), (504, "<html></html>")])
+async def test_an_engine_s_own_failure_and_a_proxy_that_waited_in_vain_are_asked_for_nowhere_else(
+    engine: Engine, status: int, words: str
+) -> None:
+    async with Engine().running() as other:
+        replicas = [
+            {"url": f"http://{one.address}", "models": [MODEL], "name": name}
+            for name, one in (("one", engine), ("other", other))
+        ]
+        async with both(engine, WORLD, regional={"replicas": replicas}) as up:
+            await until(lambda: all(r["state"] == "up" for r in up.regional.tier_admin.status()["replicas"]))
+            for one in (engine, other):
+                one.behaviour, one.status, one.complaint = "no engine", status, words
+            assert (await send(up.client, chat())).status == status
+            assert len(engine.seen) + len(other.seen) == 1
+
+
 async def test_a_refused_request_has_the_next_process_there_say_what_it_serves_before_it_gets_work() -> None:
     """Where the law has rules of models, and no connection rests there whose end would tell."""
     world = topology(tenant("ruled", models={"secret": {"deny": ["us"]}}))

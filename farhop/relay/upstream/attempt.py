@@ -267,6 +267,9 @@ class AttemptRun:
                     return
                 rest = self._tap.held
         if isinstance(self._tap, FaultTap) and self._tap.unfit:
+            if self._status == 502 and self._tap.says_nothing:  # a proxy's, to whom its engine gave no answer
+                self.owner.failed(self, outcome.DIED_BEFORE_START)
+                return
             rest = self._in_our_words(self._tap)
         elif self.streams and ERROR in rest:
             rest = engine_faults.without_traces(rest)

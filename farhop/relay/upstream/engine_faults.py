@@ -296,6 +296,11 @@ class FaultTap:
         """Bytes of the answer that are held in memory now."""
         return len(self.held)
 
+    @property
+    def says_nothing(self) -> bool:
+        """Whether, once finished, it holds no account of a failure: no error document, broken GPU or stack trace."""
+        return self.unfit and self.fault is None and not self.trace
+
     def feed(self, data: bytes) -> bytes:
         """Hold the data back."""
         room = BODY_BYTES_MAX - len(self.held)

@@ -15,8 +15,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from entry_dns.answers.responder import Responder, wire
-from entry_dns.answers.signing import AGAIN_S, BACK_S, KeyFileError, ZoneKey, ZoneKeys, key_tag
-from tests.entry_dns.conftest import served
+from entry_dns.answers.signing import AGAIN_S, BACK_S, KeyFileError, ZoneKey, ZoneKeys, delegation, key_tag
+from entry_dns.answers.snapshot import decode, encode
+from entry_dns.answers.zones import NamePlan, Ttls, ZonePlan, view
+from tests.entry_dns.conftest import PLAN, atlas, entry_health, served, world
+from topology.law import Law
 
 NOW = 1_800_000_000.0
 
@@ -112,6 +115,32 @@ def test_the_minimal_answer_to_a_question_for_everything_is_signed(signed) -> No
 def test_the_mark_of_a_denial_is_no_question(signed, name: str) -> None:
     answer = ask(signed, name, "TYPE128")  # RFC 9824, 3.5
     assert (answer.rcode(), answer.answer, answer.authority) == (dns.rcode.FORMERR, [], [])
+
+
+@pytest.mark.parametrize("child_signed", [True, False])
+def test_of_a_zone_within_another_the_outer_one_says_whether_it_is_signed(child_signed: bool) -> None:
+    """Validators ask the outer zone for the DS records (RFC 4035, 3.1.4.1): the inner one cannot speak for itself."""
+    inner = ZonePlan(
+        "eu.entry.example", (NamePlan("api.eu.entry.example"),), (("ns.elsewhere.example", ()),), "h.example"
+    )
+    topology, inner_key = world(), ZoneKey(pem(ec.generate_private_key(ec.SECP256R1())))
+    keys = {wire("entry.example"): ZoneKeys([KEY])}
+    if child_signed:
+        keys[wire("eu.entry.example")] = ZoneKeys([inner_key])
+    responder = Responder(keys=keys)
+    healths = [entry_health(name) for name in topology.entries]
+    made = view([PLAN, inner], Law(topology), atlas(topology), healths, Ttls(5, 30), 3, 1)
+    responder.adopt(*decode(memoryview(encode(*made))))
+    responder.tick(NOW)
+    answer = ask(responder, "eu.entry.example", "DS")
+    if child_signed:
+        assert checked(responder, answer.answer) == ["DS"]
+        assert answer.answer[0][0].to_digestable() == delegation(wire("eu.entry.example"), inner_key.dnskey)
+    else:
+        assert sorted(checked(responder, answer.authority)) == ["NSEC", "SOA"]
+        denial = next(one for one in answer.authority if one.rdtype == dns.rdatatype.NSEC)
+        assert set(denial[0].to_text().split()[1:]) == {"NS", "RRSIG", "NSEC"}
+    assert dns.rdatatype.SOA in [one.rdtype for one in ask(responder, "entry.example", "DS").authority]
 
 
 def test_signatures_are_kept_and_renewed_in_time(signed) -> None:

@@ -143,6 +143,18 @@ async def test_however_many_snapshots_break_nothing_they_brought_is_forgotten_un
     assert found.held == {40}
 
 
+async def test_however_many_snapshots_break_what_is_kept_of_them_is_bounded(monkeypatch) -> None:
+    monkeypatch.setattr(room, "INSTANCE_NODES_MAX", 100)
+    found = Told()
+    for n in range(40):
+        stream = found.stream()
+        await in_turns(stream.take(slice_(0, path(0, *range(1 + 60 * n, 61 + 60 * n)), seq=9)))
+        stream.ended(float(n))
+    assert sum(map(len, stream.instance.stale)) <= room.STALE_MAX * 100
+    await whole(found, path(0, 9999))
+    assert found.held == {9999}
+
+
 async def test_prefixes_of_a_broken_snapshot_are_forgotten_with_their_instance() -> None:
     found = Told()
     for n in range(1, 4):

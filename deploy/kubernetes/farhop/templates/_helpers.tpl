@@ -1,7 +1,8 @@
 {{/* Names and what is derived. Called with a dict: root ($), tier ("global", "regional", "dns" or "anycast"). */}}
 
 {{- define "farhop.name" -}}
-{{- printf "%s-%s" .root.Release.Name .tier | trunc 52 | trimSuffix "-" -}}
+{{- /* of a long name of a release the end goes, never the tier: two tiers would be one */ -}}
+{{- printf "%s-%s" (trunc (int (sub 51 (len .tier))) .root.Release.Name | trimAll "-.") .tier -}}
 {{- end -}}
 
 {{- define "farhop.selector" -}}
@@ -14,7 +15,7 @@ app.kubernetes.io/component: {{ .tier }}
 {{ include "farhop.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-app.kubernetes.io/part-of: {{ .root.Values.fleet }}
+app.kubernetes.io/part-of: {{ .root.Values.fleet | trunc 63 | trimAll "-._" | quote }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 farhop.dev/region: {{ .root.Values.region }}
 {{- end -}}
@@ -138,7 +139,7 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- end -}}
 
 {{- define "farhop.listen" -}}
-{{- $out := dict "host" "0.0.0.0" "port" .port -}}
+{{- $out := dict "host" .root.Values.listenHost "port" .port -}}
 {{- if eq .root.Values.tls.source "none" -}}
 {{- $_ := set $out "insecure" true -}}
 {{- else -}}
@@ -219,7 +220,7 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- if $plain -}}{{- $_ := set $out "tier_insecure" true -}}{{- else -}}{{- $_ := set $out "tier_tls" $files -}}{{- end -}}
 {{- else if eq $tier "dns" -}}
 {{- $_ := set $out "admin" (fromYaml (include "farhop.admin" (dict "root" $root "port" 8092))) -}}
-{{- $_ := set $out "listen" (dict "hosts" (list "0.0.0.0") "port" 5353 "workers" (int $v.dns.workers)) -}}
+{{- $_ := set $out "listen" (dict "hosts" (list $v.listenHost) "port" 5353 "workers" (int $v.dns.workers)) -}}
 {{- else if eq $tier "anycast" -}}
 {{- $_ := set $out "admin" (fromYaml (include "farhop.admin" (dict "root" $root "port" 8094))) -}}
 {{- $service := printf "%s-node.%s.svc" (include "farhop.name" (dict "root" $root "tier" "global")) $root.Release.Namespace -}}
@@ -239,7 +240,7 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- $_ := set $out "client" (fromYaml (include "farhop.listen" (dict "root" $root "port" 8080))) -}}
 {{- end -}}
 {{- if $v.regional.picker.enabled -}}
-{{- $picker := dict "host" "0.0.0.0" "port" 9003 "insecure" true -}}
+{{- $picker := dict "host" $v.listenHost "port" 9003 "insecure" true -}}
 {{- if $v.regional.picker.tls -}}
 {{- $picker = fromYaml (include "farhop.listen" (dict "root" $root "port" 9003 "mutual" true)) -}}
 {{- end -}}

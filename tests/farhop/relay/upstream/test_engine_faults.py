@@ -54,6 +54,7 @@ def test_error_texts_of_engines(text: bytes, expected: Outcome | None) -> None:
     assert b"".join(made.feed(text[at : at + 7]) for at in range(0, len(text), 7)) == b""
     assert made.finish() == (b"" if made.unfit else text)
     assert made.unfit == (not text.startswith(b"{"))
+    assert made.says_nothing == (made.unfit and expected is None)
     assert made.fault is expected
     assert made.usage is None
 
