@@ -7,6 +7,7 @@ Pure: no IO, no clock. Never considers health.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -32,12 +33,12 @@ _WRITES_ON: dict[str, Literal["solid", "text"]] = {"vllm": "solid", "sglang": "t
 class Listing(msgspec.Struct, frozen=True):
     """What an engine's /v1/models says: `ids` in its order, and every other name (root, parent) of one of them; by id,
     of those beyond `ids`, too, what it is based on: an adapter on its parent (`adapters`), another name on its root;
-    and by id, what clients may learn of it (`facts`). `engine`: which engine answers (`owned_by`); `slots`: how many
-    requests it runs at once, None if it does not say."""
+    None where that cannot be read; and by id, what clients may learn of it (`facts`). `engine`: which engine answers
+    (`owned_by`); `slots`: how many requests it runs at once, None if it does not say."""
 
     ids: tuple[str, ...]
     names: frozenset[str]
-    bases: dict[str, frozenset[str]] = {}
+    bases: dict[str, Bases] = {}
     adapters: frozenset[str] = frozenset()
     facts: dict[str, ModelFacts] = {}
     engine: str = ""
@@ -65,33 +66,68 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
+class _OddModel(msgspec.Struct):
+    id: str
+    root: msgspec.Raw = _NONE
+    parent: msgspec.Raw = _NONE
+    max_model_len: msgspec.Raw = _NONE
+    owned_by: msgspec.Raw = _NONE
+
+
+class _OddModels(msgspec.Struct):
+    data: list[msgspec.Raw]
+
+
 _decoder = msgspec.json.Decoder(_Models)
+_odd_decoder, _odd_model_decoder = msgspec.json.Decoder(_OddModels), msgspec.json.Decoder(_OddModel)
+_ODD_MAX, _COMMAS_MAX = 512, 65_536  # what is odd is read slowly
 _MODEL = re.compile(r"[!-~]{1,256}")
 
 
 def read_listing(body: bytes) -> Listing:
-    """The answer to an OpenAI-like `GET /v1/models`. Raises PageError if it is none, or lists nothing."""
+    """The answer to an OpenAI-like `GET /v1/models`. Raises PageError if it is none, or lists nothing. An entry that
+    names no model is passed over: it must not hide what the others are based on from the law."""
     if body.count(b"{") > _OBJECTS_MAX:  # no escape stands for it, as one may for a letter of `id`
         raise PageError("size", f"/v1/models: more than {_OBJECTS_MAX} objects")
     try:
-        models = _decoder.decode(body).data
+        models, untold = _decoder.decode(body).data, frozenset[str]()
     except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors
-        raise PageError("malformed", f"/v1/models: {error}") from None
+        models, untold = _read_odd(body, error)
     ids = tuple(dict.fromkeys(model.id for model in models if _MODEL.fullmatch(model.id)))
     if not ids:
         raise PageError("missing", "/v1/models lists no model that could be asked for")
     names = {name for model in models for name in (model.id, model.root, model.parent) if name}
-    bases: dict[str, frozenset[str]] = {}
+    bases: dict[str, Bases] = dict.fromkeys(untold)
     for model in models:
         is_adapter = model.parent and model.parent != model.id
         base = model.parent if is_adapter else model.root  # the root of an adapter is but where its weights lie
         reported = {base} if base and base != model.id else set()
-        bases[model.id] = bases.get(model.id, frozenset()) | reported
+        before = bases.get(model.id, frozenset())
+        bases[model.id] = None if before is None else before | reported
     adapters = frozenset(model.id for model in models if model.parent and model.parent != model.id)
     ids = ids[:MODELS_MAX]
     by_id = {model.id: model for model in reversed(models)}
     facts = {model: known for model in ids if (known := _facts(by_id[model])) != UNKNOWN_FACTS}
     return Listing(ids, frozenset(names), bases, adapters, facts, _value(by_id[ids[0]].owned_by, str) or "")
+
+
+def _read_odd(body: bytes, error: Exception) -> tuple[list[_Model], frozenset[str]]:
+    """The models of a listing of which not all is as it should be, and those whose base cannot be read. Raises
+    PageError, `error` where it is no listing at all."""
+    models, untold = list[_Model](), set[str]()
+    try:
+        if body.count(b",") > _COMMAS_MAX or len(entries := _odd_decoder.decode(body).data) > _ODD_MAX:
+            raise PageError("size", f"/v1/models: {error}, and too much to look at each")
+    except (ValueError, RecursionError):
+        raise PageError("malformed", f"/v1/models: {error}") from None
+    for entry in entries:
+        with contextlib.suppress(ValueError, RecursionError):
+            odd = _odd_model_decoder.decode(entry)
+            root, parent = _value(odd.root, str), _value(odd.parent, str)
+            models.append(_Model(odd.id, root, parent, odd.max_model_len, odd.owned_by))
+            if (parent is None and odd.parent != _NONE) or (not parent and root is None and odd.root != _NONE):
+                untold.add(odd.id)
+    return models, frozenset(untold)
 
 
 def _facts(model: _Model) -> ModelFacts:
@@ -276,7 +312,10 @@ def _bases(model: str, listing: Listing) -> Bases:
     have a name that could be asked for."""
     found, ahead = set[str](), [model]
     while ahead and len(found) <= BASES_LIMIT:
-        new = listing.bases.get(ahead.pop(), frozenset()) - found - {model}
+        reported = listing.bases.get(ahead.pop(), frozenset())
+        if reported is None:
+            return None
+        new = reported - found - {model}
         found |= new
         ahead += new
     # Of more than a report names none may be left out. A longer name can have no rule.

@@ -8,9 +8,10 @@ import gzip
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
-from inprocess import MODEL, PAGE, Answer, Engine, both, chat, send, streaming, topology
+from inprocess import MODEL, PAGE, Answer, Engine, both, chat, send, streaming, tenant, topology
 
 CLOSE = None  # instead of a piece: the engine closes the connection
 
@@ -148,3 +149,26 @@ async def test_unusual_engine_answers_pass_or_are_refused_with_a_reason() -> Non
             assert answer.status in (502, 503), (name, answer.body[:400])
             assert "virginia: upstream_" in answer.json["error"]["message"], name
         await up.at_rest()
+
+
+ROOT = {"id": MODEL, "root": "secret"}
+LISTED = [
+    [ROOT], [ROOT, {"id": None}], [ROOT, {"object": "model"}], [ROOT, "x"], [ROOT, {"id": "other", "parent": 3}],
+    [{"id": MODEL, "root": "fine"}, ROOT],
+    [{"id": MODEL, "parent": ["secret"]}],
+    [{"id": MODEL, "root": {"a": "secret"}}],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("listed", LISTED)
+async def test_no_oddity_of_a_listing_hides_from_the_law_what_a_model_is_based_on(
+    engine: Engine, listed: list[Any]
+) -> None:
+    """The tenant's law forbids here whatever is based on one model."""
+    engine.models = listed
+    world = topology(tenant("careful", models={"secret": {"deny": ["us"]}}))
+    async with both(engine, world) as up:
+        assert (await send(up.client, chat(key="sk-farhop-careful"))).status == 451
+        answer = await send(up.entry, chat(key="sk-farhop-careful"))
+        assert answer.status in (451, 503), answer.body  # 503: elsewhere it would be lawful
+        assert engine.seen == []

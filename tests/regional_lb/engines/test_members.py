@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tracemalloc
+from typing import Any
 
 import pytest
 from engine_pages import ENGINES, LLAMA, VLLM, Page, pages
@@ -168,12 +169,18 @@ def test_an_adapter_is_based_on_its_parent_as_listed_and_as_configured() -> None
         ([{"id": "sql", "parent": "b"}, {"id": "b", "parent": "c"}, {"id": "c", "parent": "sql", "root": "x"},
           {"id": "b", "root": "org/base"}], {"b", "c", "org/base"}),
         ([{"id": "sql", "parent": "p0"}, *({"id": f"p{n}", "parent": f"p{n + 1}"} for n in range(40))], None),
+        ([{"id": "sql", "root": "org/base"}, {"id": None}, {"id": 3}, {"object": "model"}, "sql", None, ["sql"],
+          {"id": "odd", "parent": 3}], {"org/base"}),
+        ([{"id": "sql", "parent": ["org/base"]}], None),
+        ([{"id": "sql", "root": {"name": "org/base"}}], None),
+        ([{"id": "sql", "root": 3, "parent": "org/base"}], {"org/base"}),
+        ([{"id": "sql", "root": "org/base"}, {"id": "sql", "root": 3}], None),
+        ([{"id": "sql", "parent": "b"}, {"id": "b", "parent": 3}], None),
     ],
 )  # fmt: skip
-def test_a_model_is_based_on_all_that_its_engine_names_above_it(
-    listed: list[dict[str, str | None]], bases: set[str] | None
-) -> None:
-    """Whether or not that is served here, or could be asked for: the law's rules for it bind the model."""
+def test_a_model_is_based_on_all_that_its_engine_names_above_it(listed: list[Any], bases: set[str] | None) -> None:
+    """Whether or not that is served here, or could be asked for: the law's rules for it bind the model. What is odd
+    beside it hides none of it, and what it is based on is unknown where that cannot be read."""
     members = Members(10.0)
     members.announce([config("one", models=("sql",))], 0.0)
     members.listed("one", read_listing(json.dumps({"data": listed}).encode()))
