@@ -237,6 +237,9 @@ def _wrong(
             age_s = view.get("token_rejected_age_s")
             if isinstance(age_s, int | float) and age_s < _LATELY_S and region in ("", view.get("region")):
                 yield f"{view.get('region')} refuses hop tokens of {one.name}: give both the same key (`farhop check`)"
+            age_s = view.get("other_answered_age_s")
+            if isinstance(age_s, int | float) and age_s < _LATELY_S and region in ("", view.get("region")):
+                yield f"something else than {view.get('region')} answers {one.name} at its tier address"
     for name, view in views.items():
         if view.get("state") == "up":
             yield from _capacity(name, view)

@@ -176,6 +176,7 @@ ENGINE_KEY_REFUSED = _declare(Source.TRANSPORT, "engine_key_refused", retryable=
 # place.
 ENGINE_REDIRECTS = _declare(Source.TRANSPORT, "engine_redirects", retryable=True)
 # What answers is a web page, which no engine sends: a proxy's where one signs in, or another server's at its address.
+# Or, at a region's address, it does not name the region, as every answer of its balancer does.
 NO_ENGINE_THERE = _declare(Source.TRANSPORT, "no_engine_there", retryable=True)
 # An engine, or a proxy before it, says that it takes no request now, and did nothing for this one: while it loads its
 # model or stops (503), or for its load alone (429). If no other takes the request, its own words are the answer.

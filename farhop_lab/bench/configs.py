@@ -47,18 +47,25 @@ def nginx(folder: Path, files: int, inner: str) -> str:
     return _NGINX.format(folder=folder, files=files, connections=files, idle=_IDLE_S, inner=inner)
 
 
-def nginx_engines(folder: Path, hosts: Sequence[str], port: int, files: int) -> str:
-    """An nginx that answers like an idle engine, at once. The token count of a prompt is derived from its size."""
+def nginx_engines(
+    folder: Path, hosts: Sequence[str], port: int, files: int, regions: dict[str, str] | None = None
+) -> str:
+    """An nginx that answers like an idle engine, at once. The token count of a prompt is derived from its size. At the
+    hosts in `regions` it answers a global balancer in that region's name."""
     listen = "\n".join(f"    listen {host}:{port} backlog=4096;" for host in hosts)
+    places = " ".join(f"{host} {region};" for host, region in (regions or {}).items())
     return nginx(folder, files, f"""  map $content_length $tokens {{
     default 256; "~^[0-9]{{5}}$" 8192; "~^[0-9]{{6}}$" 51200;
   }}
   map $content_length $cached {{
     default 180; "~^[0-9]{{5}}$" 5700; "~^[0-9]{{6}}$" 36000;
   }}
+  map $server_addr $place {{ {places} }}
+  map $http_x_farhop_hop $region {{ "" ""; default $place; }}
   server {{
 {listen}
     default_type application/json;
+    add_header x-farhop-region $region;
     location / {{ return 200 '{{"model_path":"bench"}}'; }}
     location = /health {{ return 200 ''; }}
     location = /v1/models {{ return 200 '{MODELS.decode()}'; }}

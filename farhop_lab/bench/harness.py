@@ -27,6 +27,8 @@ from farhop_lab.world.ports import free_ports
 HOST = "127.0.0.1"
 REPLICAS = 16
 HOSTS = tuple(f"127.0.0.{2 + i}" for i in range(REPLICAS))
+REGIONS = tuple(f"region-{i:02}" for i in range(12))
+_AT = dict(zip(HOSTS, REGIONS, strict=False))  # which of them each host stands for, where a global balancer asks it
 _FILES_WANTED = 65_536  # two connections for each of 10,000 streams, and some
 READY_S = 20.0
 _STEADY = 3  # good answers in a row before a proxy counts as ready
@@ -101,10 +103,10 @@ async def engines(folder: Path, files: int, nginx: str | None) -> AsyncIterator[
     (port,) = free_ports(1)
     if nginx is not None:
         config = folder / "engines.conf"
-        config.write_text(configs.nginx_engines(folder, HOSTS, port, files))
+        config.write_text(configs.nginx_engines(folder, HOSTS, port, files, _AT))
         program, arguments = [nginx], ["-c", str(config), "-p", str(folder)]
     else:
-        program, arguments = module("upstream", upstream.Job(port, list(HOSTS)))
+        program, arguments = module("upstream", upstream.Job(port, list(HOSTS), regions=_AT))
     child = Child("the benchmark's upstream", arguments, folder / "engines.log", {}, program)
     async with started(child, HOSTS[0], port):
         yield ProxyEnvironment(folder, tuple((host, port) for host in HOSTS), files)

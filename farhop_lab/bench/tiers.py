@@ -21,7 +21,7 @@ import yaml
 
 from farhop_lab.bench import regions
 from farhop_lab.bench.bodies import KEY, MODEL
-from farhop_lab.bench.harness import HOST, BenchError, ProxyEnvironment, Running, answers, module
+from farhop_lab.bench.harness import HOST, REGIONS, BenchError, ProxyEnvironment, Running, answers, module
 from farhop_lab.engine.core.kv_log import batch
 from farhop_lab.engine.kv_publisher import KvPublisher
 from farhop_lab.world.child import Child, ChildError
@@ -30,7 +30,6 @@ from farhop_lab.world.etcd import EmbeddedEtcd, EtcdLabError, find_binary
 from farhop_lab.world.ports import free_ports
 from farhop_lab.world.world import serving
 
-REGIONS = tuple(f"region-{i:02}" for i in range(12))
 HERE = REGIONS[0]
 SLOTS, KV_TOKENS, PREFILL_TOKENS_MAX = 1_000_000, 100_000_000, 1_000_000_000
 _READY_S = 20.0

@@ -18,6 +18,7 @@ import httptools
 import msgspec
 import uvloop
 
+from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop_lab.bench import pages
 from farhop_lab.bench.bodies import MODEL
 
@@ -35,17 +36,20 @@ _STREAM = re.compile(rb'"stream":\s*true')
 _ORDER = re.compile(rb"chunks=(\d+) interval_ms=([\d.]+)")
 _DELAY = re.compile(rb" delay_ms=([\d.]+)")
 _STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"HTTP/1.1 200 OK\r\n%bcontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )  # fmt: skip
+_WHOLE_HEAD = b"HTTP/1.1 200 OK\r\n%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n"
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Where to listen. With `page_bytes` its metrics page has about that size, as a real engine's."""
+    """Where to listen. With `page_bytes` its metrics page has about that size, as a real engine's. At the hosts in
+    `regions` it answers a global balancer in that region's name."""
 
     port: int
     hosts: list[str]
     page_bytes: int = 0
+    regions: dict[str, str] = {}
 
 
 def answer(prompt_tokens: int | str, cached_tokens: int | str) -> str:
@@ -85,8 +89,10 @@ _DONE = _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 class Connection(asyncio.Protocol):
     """One connection of a proxy, with one request at a time."""
 
-    def __init__(self, metrics: bytes = METRICS.encode()) -> None:
+    def __init__(self, metrics: bytes = METRICS.encode(), region: str = "") -> None:
         self._metrics = metrics
+        self._region = f"x-farhop-region: {region}\r\n".encode() if region else b""
+        self._names_region = False  # the request is a global balancer's
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
@@ -116,7 +122,11 @@ class Connection(asyncio.Protocol):
 
     def on_url(self, url: bytes) -> None:
         """The request's path begins."""
-        self._url, self._body = url, []
+        self._url, self._body, self._names_region = url, [], False
+
+    def on_header(self, name: bytes, _value: bytes) -> None:
+        """One of its headers."""
+        self._names_region |= name == HOP_HEADER
 
     def on_body(self, data: bytes) -> None:
         """A piece of its body."""
@@ -142,9 +152,12 @@ class Connection(asyncio.Protocol):
 
     # -- answers
 
+    @property
+    def _named(self) -> bytes:
+        return self._region if self._names_region else b""
+
     def _whole(self, body: bytes, kind: bytes = b"application/json") -> None:
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (kind, len(body))
-        self._write(head + body)
+        self._write(_WHOLE_HEAD % (self._named, kind, len(body)) + body)
 
     def _stream(self, body: bytes) -> None:
         order = _ORDER.search(body)
@@ -154,7 +167,7 @@ class Connection(asyncio.Protocol):
         if _ASKED in body:
             prompt = ",".join(["1234"] * tokens)
             first, piece = _event(f'{_CHOICES},"prompt_token_ids":[{prompt}]'), _PIECE_WITH_ID
-        self._write(_STREAM_HEAD + first)
+        self._write(_STREAM_HEAD % self._named + first)
         self._timer = self._loop.call_later(pace_s, self._next, chunks - 1, pace_s, tokens, piece)
 
     def _next(self, left: int, pace_s: float, tokens: int, piece: bytes) -> None:
@@ -178,8 +191,11 @@ async def serve(job: Job) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    connection = partial(Connection, pages.page("vllm", job.page_bytes) if job.page_bytes else METRICS.encode())
-    servers = [await loop.create_server(connection, host, job.port, backlog=4096) for host in job.hosts]
+    page = pages.page("vllm", job.page_bytes) if job.page_bytes else METRICS.encode()
+    servers = [
+        await loop.create_server(partial(Connection, page, job.regions.get(host, "")), host, job.port, backlog=4096)
+        for host in job.hosts
+    ]
     print(f"upstream on {job.port}", flush=True)
     await stop.wait()
     for server in servers:

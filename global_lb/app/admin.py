@@ -46,15 +46,18 @@ class GlobalAdmin(BalancerAdmin):
         laws: LawBook,
         process: ProcessStatus,
         token_rejected_at: Mapping[str, float],
+        other_answered_at: Mapping[str, float],
         published: Callable[[], list[dict[str, Any]]],
     ) -> None:
-        """`token_rejected_at`: see GlobalTier; `published`: by hub, why operators find no address of ours there."""
+        """`token_rejected_at`, `other_answered_at`: see GlobalTier; `published`: by hub, why operators find no address
+        of ours there."""
         super().__init__(
             flow.config.region, instance, flow,
             authenticator=authenticator, ingress=ingress, laws=laws, process=process,
         )  # fmt: skip
         self._flow, self._watcher, self._overrides, self._clock = flow, watcher, overrides, clock
-        self._token_rejected_at, self._published = token_rejected_at, published
+        self._token_rejected_at, self._other_answered_at = token_rejected_at, other_answered_at
+        self._published = published
 
     def ready(self) -> bool:
         """Some region can take work, and we are not on our way out."""
@@ -102,7 +105,8 @@ class GlobalAdmin(BalancerAdmin):
             "desired_replicas": flow.regions.scaling.by_region().get(name, {}),
             "override": self._watcher.drains.status(name),
             "rtt_ms": region.rtt_ms if region is not None else None,
-            "token_rejected_age_s": now - self._token_rejected_at[name] if name in self._token_rejected_at else None,
+            "token_rejected_age_s": _age_s(self._token_rejected_at, name, now),
+            "other_answered_age_s": _age_s(self._other_answered_at, name, now),
             "in_flight": flow.ledger.load(name).in_flight,
             **(_queued(region) if region is not None else {}),
             "cache_hit_calibration": cache_hit_calibration.at(now) if cache_hit_calibration is not None else None,
@@ -133,6 +137,10 @@ class GlobalAdmin(BalancerAdmin):
     def scaling(self) -> dict[str, dict[str, int]]:
         """See TierAdmin."""
         return self._flow.regions.scaling.by_region()
+
+
+def _age_s(at: Mapping[str, float], name: str, now: float) -> float | None:
+    return now - at[name] if name in at else None
 
 
 def _queued(region: Region) -> dict[str, int]:

@@ -270,6 +270,7 @@ class GlobalBalancer:
                 accounts=dict if self.accounts is None else self.accounts.status,
             ),
             token_rejected_at=self.tier.token_rejected_at,
+            other_answered_at=self.tier.other_answered_at,
             published=lambda: [
                 {"hub": name, "trouble": why} for name, why in publication_status(self._listed, hub).items()
             ],

@@ -13,6 +13,7 @@ from farhop.identity import hop_token
 from farhop.identity.hop_token import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.relay.http.head import EXPLAIN
+from farhop.relay.upstream.attempt import AttemptRun
 from farhop.service.admission.routing_keys import VERSION_HEADER
 from farhop.service.observability.request_telemetry import InstrumentedTier
 from farhop.telemetry import attributes as a
@@ -54,6 +55,7 @@ class GlobalTier(InstrumentedTier):
         super().__init__(telemetry, log)
         self.concluded, self.attempt_over = telemetry.concluded, self._attempt_over
         self.token_rejected_at: dict[str, float] = {}  # by region: when one last refused what we signed
+        self.other_answered_at: dict[str, float] = {}  # by region: when another than it last answered at its address
         self._redirect_tokens, self._mutual = redirect_tokens, mutual
         self.own_tokens: OwnTokens | None = None
         self._flow, self._signer, self._instance, self._clock = flow, signer, instance, clock
@@ -63,12 +65,24 @@ class GlobalTier(InstrumentedTier):
         self._signer, self._mutual = signer, mutual
 
     def _attempt_over(self, active: ActiveRequest, attempt: Attempt, reason: Outcome) -> None:
-        """See relay.Tier. A region that rejects all our tokens looks well otherwise, so it is logged."""
+        """See relay.Tier. A region that rejects all our tokens looks well otherwise, as does one whose address another
+        has: so it is logged."""
         self.telemetry.attempt_over(active, attempt, reason)
         if reason is outcome.HOP_REJECTED:
             self.token_rejected_at[attempt.target] = self._clock.now()
             problem = "it refuses our hop token; give both the same key (`farhop check` takes both files together)"
             self._log.error("hop token rejected", attempt.target, region_asked=attempt.target, problem=problem)
+        elif reason is outcome.NO_ENGINE_THERE and isinstance(attempt, AttemptRun) and not attempt.is_refused:
+            self.other_answered_at[attempt.target] = self._clock.now()
+            forward = active.forward
+            address = "" if forward is None else str(forward.address)
+            problem = (
+                f"something else answers at its tier address {address}: an answer does not name the region in "
+                "`x-farhop-region`; see what listens there, or which proxy before it answers itself or drops the header"
+            )
+            self._log.error(
+                "another answers for a region", attempt.target, region_asked=attempt.target, problem=problem
+            )
 
     def forwarded(self, active: ActiveRequest) -> None:
         """See relay.Tier. What was sent past a hot region is counted."""

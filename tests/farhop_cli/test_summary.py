@@ -161,6 +161,15 @@ def test_a_region_that_refuses_hop_tokens_is_wrong_for_a_minute():
     assert wrong(90.0) == wrong(None) == ["wrong: nothing"]
 
 
+def test_what_answers_in_a_region_s_place_is_wrong_for_a_minute():
+    def wrong(age_s):
+        upper = [balancer("paris", regions=[{"region": "tokyo", "state": "up", "other_answered_age_s": age_s}])]
+        return [line for line in summed(upper, [], []) if line.startswith("wrong")]
+
+    assert wrong(3.0) == ["wrong: something else than tokyo answers paris at its tier address"]
+    assert wrong(90.0) == wrong(None) == ["wrong: nothing"]
+
+
 def test_region_without_a_ready_replica_is_not_reported_as_hot():
     def wrong(**ready):
         models = {model: {"replicas_ready": count} for model, count in ready.items()}

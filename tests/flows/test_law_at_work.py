@@ -201,10 +201,11 @@ class EagerRegion(SlowProxy):
 
 
 EVENT = b'data: {"choices":[]}\n\n'
-BEGUN = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (
-    len(EVENT), EVENT
+NAMED = b"x-farhop-region: virginia\r\n"
+BEGUN = b"HTTP/1.1 200 OK\r\n%bcontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (
+    NAMED, len(EVENT), EVENT
 )  # fmt: skip
-WHOLE = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+WHOLE = b"HTTP/1.1 400 Bad Request\r\n%bcontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}" % NAMED
 
 
 @pytest.mark.parametrize(("said", "status"), [(BEGUN, 200), (WHOLE, 400)])

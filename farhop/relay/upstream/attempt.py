@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 
 _JOINED_BYTES_MAX = 16 * 1024  # one write is cheaper than two; copying more than this is not
+# By which a proxy before a region refuses what it takes for too large: as the region itself would, and the client can
+# change it.
+_TOO_LARGE = {413: outcome.BODY_TOO_LARGE, 414: outcome.HEAD_TOO_LARGE, 431: outcome.HEAD_TOO_LARGE}
 _UNSALTED_S = 60.0  # how long an upstream is known to take no salt: another engine may have its address then
 
 
@@ -162,8 +165,7 @@ class AttemptRun:
         self._status, self._onward = answer.status, answer.onward
         self.timing = known.get(b"server-timing", b"")
         if self.owner.upstream_is_tier:
-            if value := known.get(b"x-farhop-outcome"):
-                self._refusal = answers.read_hop_outcome(value)
+            if self._is_not_the_tiers(answer):
                 return
             if version := known.get(b"x-farhop-version"):
                 self._onward += b"x-farhop-version: " + version + b"\r\n"
@@ -198,6 +200,20 @@ class AttemptRun:
             self._tap, self._length = PageTap(), answer.length
         else:
             self._length = answer.length
+
+    def _is_not_the_tiers(self, answer: AnswerHead) -> bool:
+        """Whether a tier's answer is none for the client: it is the region's refusal, or does not name the region that
+        was asked. Another has its address then, and neither its success nor its failure says anything."""
+        known = answer.known
+        if value := known.get(b"x-farhop-outcome"):
+            self._refusal = answers.read_hop_outcome(value)
+        elif known.get(b"x-farhop-region", b"") == self.target.encode():
+            return False
+        elif (too_large := _TOO_LARGE.get(answer.status)) is not None:
+            self._refusal = too_large, None
+        else:
+            self._give_up(outcome.NO_ENGINE_THERE)
+        return True
 
     def _may_be_held_elsewhere(self) -> bool:
         """Whether another target can hold longer requests."""
@@ -322,6 +338,11 @@ class AttemptRun:
         if self._refusal is not None:
             self.owner.refused(self, *self._refusal)
         return self._refusal is None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it was the tier below that said how it ended."""
+        return self._refusal is not None
 
     @property
     def target_lives(self) -> bool:

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from farhop.balance import machine, outcome
-from farhop.relay import answers
 from farhop.relay.formats import resumption, text_resumption
 from farhop.relay.formats.event_stream import each, is_crowded
 from farhop.relay.formats.exact_resumption import ExactProgress, HopProgress
@@ -468,9 +467,7 @@ class ContinuedRun(ResumableRun):
     def answered(self, answer: AnswerHead) -> None:
         """See AttemptRun."""
         self._status = answer.status
-        value = answer.known.get(b"x-farhop-outcome") if self.owner.upstream_is_tier else None
-        if value:
-            self._refusal = answers.read_hop_outcome(value)
+        if self.owner.upstream_is_tier and self._is_not_the_tiers(answer):
             return
         if answer.status != 200 or not answer.known.get(b"content-type", b"").startswith(b"text/event-stream"):
             elsewhere = answer.status in (429, 503) or outcome.of_misconfigured(answer.status) is not None

@@ -95,6 +95,7 @@ class ScriptedTier:
     unsalted: list[str] = field(default_factory=list)
     break_headers: bool = False
     tail: bytes = b""
+    region: bytes = b""  # the line that names it, where the tier above is to believe that it is a region
     forwards: int = 0
 
     def upstream_headers(self, active: Any) -> bytes:
@@ -103,7 +104,7 @@ class ScriptedTier:
         return b"authorization: Bearer engine-key\r\n"
 
     def answer_headers(self, active: Any) -> bytes:
-        return b"x-farhop-decision: d1\r\n"
+        return self.region + b"x-farhop-decision: d1\r\n"
 
     def answer_tail(self, active: Any) -> bytes:
         if self.tail == b"broken":

@@ -105,6 +105,9 @@ def plain(body: bytes, status: str = "200 OK", headers: bytes = b"content-type: 
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
+AS_TARGET_0 = b"x-farhop-region: target-0\r\n"  # as a region says it that a tier asks first
+
+
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 

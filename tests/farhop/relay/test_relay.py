@@ -90,7 +90,7 @@ async def test_a_refusal_before_the_first_byte_goes_to_the_next(stage: Any) -> N
     s = await stage(over_tier=True)
     s.flow.addresses = [s.upstream.address] * 2
     refusal = plain(b"{}", "503 No", b"x-farhop-outcome: queue_full; wait_ms=1200\r\n")
-    answers = [refusal, plain(b'{"ok":2}')]
+    answers = [refusal, plain(b'{"ok":2}', headers=b"x-farhop-region: target-1\r\n")]
     s.upstream.answer = lambda _m: answers.pop(0)
     answer = await s.ask(post())
     assert (answer.status, answer.body) == (200, b'{"ok":2}')

@@ -49,7 +49,7 @@ def test_envoy_serves_tls_if_configured(tmp_path: Path) -> None:
 def test_nginx_takes_it(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "nginx.conf"
     if kind == "engines":
-        file.write_text(configs.nginx_engines(tmp_path, ["127.0.0.1"], 9000, 1024))
+        file.write_text(configs.nginx_engines(tmp_path, ["127.0.0.1"], 9000, 1024, {"127.0.0.1": "tokyo"}))
     else:
         pair = Authority(tmp_path).issue("proxy") if "TLS" in kind else None
         file.write_text(configs.nginx_proxy(tmp_path, 8000, TARGETS, 1024, pair))

@@ -6,7 +6,7 @@ import json
 
 import aiohttp
 import pytest
-from bench_runs import sent
+from bench_runs import listening, sent
 
 from farhop_lab.bench import bodies, upstream
 from farhop_lab.world.stream import EventReader
@@ -45,6 +45,17 @@ async def test_emulated_upstream_serves_many_requests_of_one_connection(engines:
     found = await sent(engines, connections=1)
     assert found.windows[0].requests > 10
     assert found.windows[0].errors == 0
+
+
+async def test_it_answers_a_global_balancer_in_a_region_s_name() -> None:
+    async with listening(lambda: upstream.Connection(region="tokyo")) as port:
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        async with aiohttp.ClientSession() as session:
+            for body in (bodies.plain(4096, 1)[0], bodies.streamed(1024, 2, 1.0, 1)[0]):
+                for more, region in (({"x-farhop-hop": "a"}, "tokyo"), ({}, None)):
+                    async with session.post(url, data=body, headers=more) as answer:
+                        assert answer.headers.get("x-farhop-region") == region
+                        await answer.read()
 
 
 def test_a_whole_answer_is_json() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from relay_stage import Poked
-from relay_wire import SSE, Line, chunk, plain, post, until
+from relay_wire import AS_TARGET_0, SSE, Line, chunk, plain, post, until
 
 from farhop.balance import machine
 from farhop.balance.health.inquiry import QUIET_S, STALL_PAUSES
@@ -58,7 +58,9 @@ async def test_the_client_gets_the_answer_without_its_hop_by_hop_headers(stage: 
 @pytest.mark.parametrize("over_tier", [True, False])
 async def test_the_version_that_served_is_the_tiers_below_to_say_and_no_engines(stage: Any, over_tier: bool) -> None:
     s = await stage(over_tier=over_tier)
-    s.upstream.answer = lambda _m: plain(b"{}", headers=b"Content-Type: application/json\r\nX-Farhop-Version: v2\r\n")
+    s.upstream.answer = lambda _m: plain(
+        b"{}", headers=AS_TARGET_0 + b"Content-Type: application/json\r\nX-Farhop-Version: v2\r\n"
+    )
     assert (await s.ask(post())).get("x-farhop-version") == ("v2" if over_tier else None)
 
 
@@ -225,7 +227,7 @@ async def test_engines_are_not_asked_about_silent_attempts(stage: Any) -> None:
 @pytest.mark.parametrize("dark", [True, False])
 async def test_a_stream_behind_a_broken_way_ends_by_its_own_pauses(stage: Any, dark: bool) -> None:
     s = await stage(over_tier=True)
-    attempt = await swallowing(s, SSE + chunk(b"data: 1\n\n"))
+    attempt = await swallowing(s, SSE.replace(b"\r\n\r\n", b"\r\n" + AS_TARGET_0 + b"\r\n") + chunk(b"data: 1\n\n"))
     last_activity_at = attempt.last_activity_at
     attempt.check(last_activity_at + 4.0)  # a pause of 4 s, which ends
     attempt.last_activity_at = last_activity_at = last_activity_at + 4.1

@@ -10,7 +10,7 @@ import pytest
 from engine_pages import LLAMA, VLLM, Page, pages
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relay_wire import SSE, Line, chunk, plain, post, until
+from relay_wire import AS_TARGET_0, SSE, Line, chunk, plain, post, until
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
@@ -190,7 +190,7 @@ async def test_only_a_failures_body_is_looked_at(stage: Any, status: int, expect
 
 async def test_engine_faults_relayed_by_the_tier_below_are_not_judged_again(stage: Any) -> None:
     s = await stage(over_tier=True)
-    s.upstream.answer = lambda _m: plain(b'{"error":"CUDA out of memory"}', status="500 X")
+    s.upstream.answer = lambda _m: plain(b'{"error":"CUDA out of memory"}', status="500 X", headers=AS_TARGET_0)
     await s.ask(post())
     await until(lambda: s.tier.concluded_with)
     assert s.flow.events[-1].fault is None

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relay_wire import SSE, Line, Upstream, chunk, plain, post, until
+from relay_wire import AS_TARGET_0, SSE, Line, Upstream, chunk, plain, post, until
 
 from farhop.balance import machine, outcome
 from farhop.balance.machine import Address
@@ -600,11 +600,13 @@ async def test_a_stream_that_breaks_breaks_visibly_towards_the_tier_above(stage:
 
 async def test_a_tier_that_breaks_a_stream_off_counts_as_alive_and_one_that_died_does_not(stage: Any) -> None:
     below, above = await stage(is_hop=True), await stage(over_tier=True)
+    below.tier.region = AS_TARGET_0
     below.upstream.script = once(below, SSE, chunk(b"data: 1\n\n"), then="abort")
     above.flow.addresses.insert(0, Address("127.0.0.1", below.port))
     assert (await above.ask(post())).body.startswith(b"data: 1\n\n")
     above.flow.addresses.pop(0)
-    above.upstream.script = once(above, SSE, chunk(b"data: 1\n\n"), then="abort")
+    as_region = SSE.replace(b"\r\n\r\n", b"\r\n" + AS_TARGET_0 + b"\r\n")
+    above.upstream.script = once(above, as_region, chunk(b"data: 1\n\n"), then="abort")
     await above.ask(post())
     failed = [event for event in above.flow.events if isinstance(event, machine.AttemptFailed)]
     assert [event.outcome for event in failed] == [outcome.DIED_MID_STREAM] * 2
@@ -674,7 +676,7 @@ async def test_interim_1xx_answers_are_not_passed_to_the_client(stage: Any) -> N
 @pytest.mark.parametrize(("status", "over_tier"), [("204 No Content", False), ("304 Not Modified", True)])
 async def test_answers_without_a_body(stage: Any, status: str, over_tier: bool) -> None:
     s = await stage(over_tier=over_tier)
-    s.upstream.answer = lambda _m: f"HTTP/1.1 {status}\r\netag: x\r\n\r\n".encode()
+    s.upstream.answer = lambda _m: f"HTTP/1.1 {status}\r\netag: x\r\n".encode() + AS_TARGET_0 + b"\r\n"
     c = await s.client()
     for _ in range(2):
         await c.send(post())
