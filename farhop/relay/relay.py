@@ -557,9 +557,9 @@ class Relay:
             if ended is None:
                 attempt.abort()
                 active.usage = attempt.usage
+                active.is_within_event = isinstance(attempt, AttemptRun) and attempt.is_within_event
             else:
                 active.usage = ended.usage
-            active.is_within_event = isinstance(attempt, AttemptRun) and attempt.is_within_event
             try:
                 self._tier.attempt_over(active, attempt, reason)
             except Exception as error:  # noqa: BLE001 - as in _notify, which each request would call

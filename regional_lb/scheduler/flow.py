@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Answer, Command, Event, Request
     from farhop.balance.outcome import Outcome
-    from regional_lb.fleet.table import Subset, Table
+    from regional_lb.fleet.table import Line, Subset, Table
     from regional_lb.scheduler.pick import Pick, Scored
     from regional_lb.scheduler.policy import PolicyConfig
     from regional_lb.scheduler.split import SplitConfig
@@ -254,7 +254,7 @@ class RegionalFlow:
         if not self.queue.by_id:
             placed = self._place(state, now)
         elif not self.wait_estimate.in_line(state.variant):
-            placed = self._place(state, now, ahead=self.queue.on_time(state.variant) > 0)
+            placed = self._place(state, now, line=self.queue.line_of(state.variant))
         return placed or self._hold(state, now)
 
     def _moved(self, event: machine.AttemptMoved, now: float) -> list[Command]:
@@ -641,10 +641,10 @@ class RegionalFlow:
         return machine.SetTimer(state.request.id, at)
 
     def _place(
-        self, state: RequestState, now: float, aside: tuple[str, ...] = (), *, ahead: bool = False
+        self, state: RequestState, now: float, aside: tuple[str, ...] = (), *, line: Line | None = None
     ) -> list[Command]:
         """Forward the request if some replica, except those in `aside`, has room (for a foreign request: beside the
-        reserve); [] otherwise. `ahead`: see Table.room."""
+        reserve); [] otherwise. `line`: see Table.room."""
         request, deferred = state.request, self.wait_estimate.deferred
         if deferred.by_request:
             deferred.remove(request.id)
@@ -664,7 +664,7 @@ class RegionalFlow:
             state.assigned,
             whole=state.whole or bool(state.resumes),
             waited_s=0.0 if state.held_at is None else now - state.held_at,
-            ahead=ahead,
+            line=line,
         )
         if choice is None or choice.chosen is None:
             state.cached_tokens = choice.most_cached_tokens if choice is not None else 0.0
@@ -829,22 +829,22 @@ class RegionalFlow:
                     for state in those_waiting
                 ]
             # No room for the smallest request there is: there is no point in scoring.
-            ahead = self.queue.on_time(variant) > 1
-            free = ANY(self.replicas.table(able).room(0.0, 0.0, now, ahead=ahead))
-            released = self._release_one(variant, able, now, ahead=ahead) if free else []
-            released = released or self._release_fallen(variant, now, ahead=ahead)
+            line = self.queue.line_of(variant, but=1)
+            free = ANY(self.replicas.table(able).room(0.0, 0.0, now, line))
+            released = self._release_one(variant, able, now, line=line) if free else []
+            released = released or self._release_fallen(variant, now, line=line)
             if not released:
                 break
             commands += released
         return commands
 
-    def _release_one(self, variant: str, able: Subset, now: float, *, ahead: bool) -> list[Command]:
+    def _release_one(self, variant: str, able: Subset, now: float, *, line: Line | None) -> list[Command]:
         """Release the best prefix match among the first in the queue. While a request starves, a replica is kept free
         until it fits."""
         table, starved = self.replicas.table(able), self.queue.starved(variant, now)
         aside: tuple[str, ...] = ()
         if starved is not None:
-            if released := self._release(self.requests[starved.id], table, now, aside, ahead=ahead):
+            if released := self._release(self.requests[starved.id], table, now, aside, line=line):
                 return released
             if starved.id not in self.wait_estimate.deferred.by_request:  # else it declined room for others
                 its = self.wait_estimate.others(self.requests[starved.id], now, ()) or able  # who can take it
@@ -854,18 +854,18 @@ class RegionalFlow:
         foreign = self.queue.foreign(variant)
         reserve_only = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1
         for own in (True,) if reserve_only else (False, True) if foreign else (False,):
-            first = self._first(variant, table, now, ahead=ahead, own=own)
-            for state in self.wait_estimate.in_turn(first, table, now, ahead=ahead):
-                if released := self._release(state, table, now, aside, ahead=ahead):
+            first = self._first(variant, table, now, line=line, own=own)
+            for state in self.wait_estimate.in_turn(first, table, now, line):
+                if released := self._release(state, table, now, aside, line=line):
                     return released
         return []
 
-    def _first(self, variant: str, table: Table, now: float, *, ahead: bool, own: bool) -> list[RequestState]:
+    def _first(self, variant: str, table: Table, now: float, *, line: Line | None, own: bool) -> list[RequestState]:
         """The first in the queue, except those that wait by choice for a replica that still has no room: what room
         there is they leave to others, who would else stand behind them for nothing."""
         due = (self.requests[waiting.id] for waiting in self.queue.in_order(variant, now, own=own))
         if deferred := self.wait_estimate.deferred.by_request:
-            room = table.room(0.0, 0.0, now, ahead=ahead).tolist()
+            room = table.room(0.0, 0.0, now, line).tolist()
             full = {name for name, has_room in zip(table.of.names, room, strict=True) if not has_room}
             due = (
                 state
@@ -876,7 +876,7 @@ class RegionalFlow:
             )
         return list(islice(due, K_WAITING))
 
-    def _release_fallen(self, variant: str, now: float, *, ahead: bool) -> list[Command]:
+    def _release_fallen(self, variant: str, now: float, *, line: Line | None) -> list[Command]:
         """Release a request that failed at all replicas of its version, or is too long for them, if another version may
         serve it: its own queue waits for its version's replicas."""
         if model_of(variant) == variant:
@@ -884,12 +884,12 @@ class RegionalFlow:
         for state in [self.requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now)]:
             falls = state.tried or state.need.context_tokens > self.replicas.least_context_tokens
             able = self.wait_estimate.others(state, now, state.tried) if falls else None
-            if able and (released := self._release(state, self.replicas.table(able), now, (), ahead=ahead)):
+            if able and (released := self._release(state, self.replicas.table(able), now, (), line=line)):
                 return released
         return []
 
     def _release(
-        self, state: RequestState, able: Table, now: float, aside: tuple[str, ...], *, ahead: bool
+        self, state: RequestState, able: Table, now: float, aside: tuple[str, ...], *, line: Line | None
     ) -> list[Command]:
         """Forward a waiting request, or refuse it if it is not allowed any more; [] if it must keep waiting."""
         request = state.request
@@ -904,7 +904,7 @@ class RegionalFlow:
             and self._patience.crowds(state)
         ):
             return self._wait_over(state, now)
-        placed = self._place(state, now, aside, ahead=ahead)
+        placed = self._place(state, now, aside, line=line)
         if placed:
             self.queue.remove(request.id, served=True)
         return placed

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from farhop.balance.estimate.cost import Amount
-    from regional_lb.fleet.table import Column, Hits, Rows, Table
+    from regional_lb.fleet.table import Column, Hits, Line, Rows, Table
     from regional_lb.scheduler.deferred import Deferred
     from regional_lb.scheduler.policy import Need, Policy
     from regional_lb.scheduler.split import Assigned
@@ -255,14 +255,14 @@ def pick(
     *,
     waited_s: float = 0.0,
     home: str = "",
-    ahead: bool = False,
+    line: Line | None = None,
     deferred: Deferred = NO_DEFERRED,
 ) -> Pick:
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model. `home`: where its
     session was, which decides only near ties. `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits
     at each row before its prefill can begin; policies that score in ms count it. `waited_s`: in the queue; for
     DEFER_S none is chosen rather than a replica much worse than one that only has to finish its prompts and those of
-    all that wait for it (`deferred`), or for as long as the chosen one's prefill would delay those who come. `ahead`:
+    all that wait for it (`deferred`), or for as long as the chosen one's prefill would delay those who come. `line`:
     see Table.room.
     """
     # -- the score of every replica
@@ -277,7 +277,7 @@ def pick(
     if blocking_ms is not None:
         score = score + blocking_ms
     # -- the best one that has room
-    room = table.room(uncached, need.output_tokens, now, ahead=ahead)
+    room = table.room(uncached, need.output_tokens, now, line)
     # Mostly all have room: looking for the first one without costs a sixth of masking.
     all_room = room.item(room.argmin())
     ready = score if all_room else np.where(room, score, inf)
@@ -457,16 +457,16 @@ def expected_wait_ms(table: Table, queued: int, now: float, elsewhere: int = 0) 
     return max((ahead + 1.0) / float((running / table.service_ms).sum()), float(LEAST(backlog_ms)))
 
 
-def prefill_wait_ms(
-    table: Table, need: Need, queued: int, now: float, mean_tokens: tuple[float, float] = (0.0, 0.0)
-) -> float:
+def prefill_wait_ms(table: Table, need: Need, queued: int, now: float, line: Line | None = None) -> float:
     """How long the request would wait, in ms, at replicas that only have to finish prefills before they begin it and
     those queued: slots and KV cache would hold them all. Infinite if there is no such replica.
 
     Where few requests are under way Little's law expects hardly any to leave, and so nobody to begin, although
-    everybody may as soon as the prompts before it are prefilled. `mean_tokens`: of those queued (RequestQueue).
+    everybody may as soon as the prompts before it are prefilled. `line`: those queued and on time.
     """
-    uncached, whole = mean_tokens
+    uncached = whole = 0.0
+    if line is not None:
+        uncached, whole = line.uncached_tokens, line.prompt_tokens + line.answer_tokens
     fits = table.fits(need.prompt_tokens, need.output_tokens, now)
     each = queued / max(1, int(fits.sum()))  # of those queued, at each replica
     fits &= table.fits(need.prompt_tokens, need.output_tokens + each * whole, now)

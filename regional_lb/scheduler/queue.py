@@ -36,6 +36,7 @@ from msgspec.structs import replace
 from pydantic import Field
 
 from farhop.config import Part, Seconds
+from regional_lb.fleet.table import Line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -352,16 +353,19 @@ class RequestQueue:
         line = self.lines.get(model)
         return len(line.by_id) if line is not None else 0
 
-    def mean_tokens(self, model: str) -> tuple[float, float]:
-        """Of the oldest of those, in the mean: the prompt's tokens that were not cached when it came, and all tokens of
-        prompt and expected answer. Zeros if there are none."""
+    def line_of(self, model: str, but: int = 0) -> Line | None:
+        """Those on time, with what one of the oldest needs in the mean; None if there are no more than `but`."""
         line = self.lines.get(model)
-        oldest = list(islice(line.by_id.values(), _AVERAGED_MAX)) if line is not None else []
-        if not oldest:
-            return 0.0, 0.0
-        uncached = sum(one.tokens - (one.work - one.left) for one in oldest)
-        whole = sum(one.tokens + (one.work - one.tokens) / OUTPUT_WORTH for one in oldest)
-        return max(uncached, 0.0) / len(oldest), whole / len(oldest)
+        if line is None or len(line.by_id) <= but:
+            return None
+        prompts = uncached = answers = 0.0
+        oldest = list(islice(line.by_id.values(), _AVERAGED_MAX))
+        for one in oldest:
+            prompts += one.tokens
+            uncached += one.tokens - (one.work - one.left)
+            answers += (one.work - one.tokens) / OUTPUT_WORTH
+        count = len(oldest)
+        return Line(len(line.by_id), prompts / count, max(uncached, 0.0) / count, answers / count)
 
     def stepped_back(self, model: str) -> int:
         """How many of them have."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Request
     from regional_lb.fleet.blocks import Known
     from regional_lb.fleet.replicas import Replicas
-    from regional_lb.fleet.table import Hits, Subset, Table
+    from regional_lb.fleet.table import Hits, Line, Subset, Table
     from regional_lb.scheduler.pick import Pick, Scored
     from regional_lb.scheduler.policy import Policies
     from regional_lb.scheduler.queue import RequestQueue
@@ -153,12 +153,12 @@ class WaitEstimate:
         *,
         whole: bool = False,
         waited_s: float = 0.0,
-        ahead: bool = False,
+        line: Line | None = None,
     ) -> Pick | None:
         """Score the healthy replicas for a request; None if there are none. `whole`: do not divide it into a prefill
         and a decode half. `without`: replicas that failed it before; even those of another version are preferred to
         them. `aside`: replicas to keep free. `assigned`: the result of `assign`, if the caller has it. `waited_s`,
-        `ahead`: see pick.
+        `line`: see pick.
         """
         if assigned is None and self._splits.by_model:
             assigned = self.assign(request)
@@ -188,7 +188,7 @@ class WaitEstimate:
         home = self.affinity.near(session, request.parent_session, request.model) if session else ""
         choice = pick(
             need, table, hits, policy, now, self._rng, known, delay_ms,
-            waited_s=waited_s, home=home, ahead=ahead, deferred=self.deferred,
+            waited_s=waited_s, home=home, line=line, deferred=self.deferred,
         )  # fmt: skip
         choice.assigned = assigned
         chosen = choice.chosen
@@ -286,7 +286,7 @@ class WaitEstimate:
         if prefill_ms + wait_ms > promised_ms:
             queued = self.in_line(variant)
             queued += self.queued_elsewhere(model_of(variant), queued + 1)
-            wait_ms = min(wait_ms, prefill_wait_ms(table, need, queued, now, self._queue.mean_tokens(variant)))
+            wait_ms = min(wait_ms, prefill_wait_ms(table, need, queued, now, self._queue.line_of(variant)))
         expected_ms = wait_ms + prefill_ms
         return admission.foreign_refusal(promised_ms, uncached + need.output_tokens, left, expected_ms, self._foreign)
 
@@ -464,7 +464,7 @@ class WaitEstimate:
         known = self._replicas.estimates.knows_output(request.tenant, request.model)
         return _service_ms(need.prompt_tokens, need.output_tokens if known else 1.0, table)
 
-    def in_turn(self, first: list[RequestState], table: Table, now: float, *, ahead: bool) -> list[RequestState]:
+    def in_turn(self, first: list[RequestState], table: Table, now: float, line: Line | None) -> list[RequestState]:
         """The first in the queue, in the order in which they are offered free room at the healthy replicas of `table`.
 
         By priority band, those that stepped back last. Within a band: first a request that would miss its deadline if
@@ -473,7 +473,7 @@ class WaitEstimate:
         if len(first) < 2:
             return first
         turns_ms = expected_wait_ms(table, len(first), now)
-        room = table.room(0.0, 0.0, now, ahead=ahead)
+        room = table.room(0.0, 0.0, now, line)
 
         def turn(state: RequestState) -> tuple[bool, int, bool, float]:
             need = state.need

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from worlds import replica, replicas_of
 
 from farhop.balance.ledger import Load, Reservation
-from regional_lb.fleet.table import Columns, ReducedCapacity, ScoreInputs, Subset, Table
+from regional_lb.fleet.table import Columns, Line, ReducedCapacity, ScoreInputs, Subset, Table
 from regional_lb.fleet.view import Sample
 
 OUTPUT_TOKENS = 100.0
+SHORT = Line(requests=2, prompt_tokens=100.0, uncached_tokens=100.0, answer_tokens=OUTPUT_TOKENS)
 
 
 def sample(waiting: int, at: float) -> Sample:
@@ -57,15 +58,39 @@ def test_which_requests_have_room_at_a_replica(reserved, uncached: float, fits: 
 def test_where_several_wait_steps_are_filled_for_no_longer_than_they_need(backlog, tpot_ms, alone, several) -> None:
     slow = replica("r1", prefill_ms_per_token=0.1, tpot_ms=tpot_ms)
     busy = rows(slow, reserved=[Reservation("r1", backlog, backlog)])
-    assert [busy.room(0.0, 0.0, 0.0, ahead=ahead).tolist() for ahead in (False, True)] == [[alone], [several]]
+    assert [busy.room(0.0, 0.0, 0.0, line).tolist() for line in (None, SHORT)] == [[alone], [several]]
 
 
 def test_where_several_wait_a_fast_engine_is_given_two_steps_worth() -> None:
     for backlog, room in ((3_900, True), (4_100, False)):
         fast = rows(replica("r1", prefill_ms_per_token=0.01), reserved=[Reservation("r1", backlog, backlog)])
         assert fast.room(0.0, 0.0, 0.0).tolist() == [False]
-        assert fast.room(0.0, 0.0, 0.0, ahead=True).tolist() == [room]
-        assert rows(replica("r1")).room(1e9, 0.0, 0.0, ahead=True).all()  # idle: it accepts anything
+        assert fast.room(0.0, 0.0, 0.0, SHORT).tolist() == [room]
+        assert rows(replica("r1")).room(1e9, 0.0, 0.0, SHORT).all()  # idle: it accepts anything
+
+
+@pytest.mark.parametrize(("requests", "uncached"), [(40, 200.0), (40, 1_000.0), (400, 200.0)])
+def test_a_long_line_is_given_the_steps_by_which_it_begins_soonest(requests, uncached) -> None:
+    line = Line(requests, prompt_tokens=2_000.0, uncached_tokens=uncached, answer_tokens=50.0)
+    one = replica("r1", prefill_ms_per_token=0.5, tpot_ms=100.0, kv_tokens=10**9, prefill_tokens_max=10**6)
+
+    def mean_wait(step: float) -> float:  # in the time of a token
+        return requests * uncached * (1.0 + 200.0 / step) / 2.0 + step / 2.0
+
+    best = min(range(300, 10_000), key=mean_wait)
+    for backlog, room in ((best - 2, True), (best + 2, False)):
+        busy = rows(one, reserved=[Reservation("r1", backlog, backlog)])
+        busy.tpot_ms[:] = 100.0  # whatever the batch adds
+        assert busy.room(0.0, 0.0, 0.0, line).tolist() == [room]
+
+
+def test_of_a_line_only_what_the_kv_cache_has_room_for_makes_steps_longer() -> None:
+    line = Line(400, prompt_tokens=2_000.0, uncached_tokens=200.0, answer_tokens=50.0)
+    one = replica("r1", prefill_ms_per_token=0.5, tpot_ms=100.0, kv_tokens=10**6, prefill_tokens_max=10**6)
+    full = rows(one, reserved=[Reservation("r1", 600, 10**6 - 100)])
+    assert full.room(0.0, 0.0, 0.0).tolist() == [True]
+    assert full.room(0.0, 0.0, 0.0, line).tolist() == [False]
+    assert rows(one, reserved=[Reservation("r1", 600, 600)]).room(0.0, 0.0, 0.0, line).tolist() == [True]
 
 
 def test_an_engine_that_queues_has_no_room_while_its_sample_is_fresh() -> None:

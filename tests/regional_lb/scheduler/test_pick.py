@@ -16,6 +16,7 @@ from farhop.balance.estimate.cost import prefill_work
 from farhop.balance.ledger import Reservation
 from farhop.balance.prefix import chain
 from regional_lb.fleet.blocks import Known
+from regional_lb.fleet.table import Line
 from regional_lb.fleet.view import Sample
 from regional_lb.scheduler.deferred import NO_DEFERRED, Deferral, Deferred
 from regional_lb.scheduler.pick import (
@@ -34,6 +35,7 @@ from regional_lb.scheduler.policy.round_robin import RoundRobin
 from regional_lb.scheduler.split import Assigned
 
 NEED = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
+LINE = Line(requests=2, prompt_tokens=1250.0, uncached_tokens=1000.0, answer_tokens=250.0)
 
 
 def sample(waiting: int, at: float = 0.0, running: int = 0) -> Sample:
@@ -211,7 +213,7 @@ def test_with_free_slots_a_request_waits_for_the_prefills_before_it_not_for_answ
     rows = table(one, two, reserved=reserved)
     assert expected_wait_ms(rows, 2, 0.0) == pytest.approx(7680.0)  # two are under way: one leaves every 2.56 s
     # The two that are queued have 1,000 tokens each to compute, half of them at each replica.
-    assert prefill_wait_ms(rows, NEED, 2, 0.0, (1000.0, 1500.0)) == pytest.approx(300.0 + 100.0)
+    assert prefill_wait_ms(rows, NEED, 2, 0.0, LINE) == pytest.approx(300.0 + 100.0)
     assert prefill_wait_ms(rows, NEED, 0, 0.0) == pytest.approx(300.0)
 
 
@@ -223,7 +225,7 @@ def test_with_free_slots_a_request_waits_for_the_prefills_before_it_not_for_answ
 def test_without_room_for_all_of_them_a_request_waits_for_more_than_prefills(slots, kv_tokens, queued) -> None:
     one = replica("r1", slots=slots, kv_tokens=kv_tokens)
     rows = table(one, reserved=[Reservation("r1", 4000, 4100)])
-    assert prefill_wait_ms(rows, NEED, queued, 0.0, (1000.0, 1500.0)) == inf
+    assert prefill_wait_ms(rows, NEED, queued, 0.0, LINE) == inf
     assert prefill_wait_ms(table(), NEED, 0, 0.0) == inf
 
 

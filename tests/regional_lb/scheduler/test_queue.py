@@ -54,15 +54,16 @@ def test_an_empty_queue_has_nothing_to_serve_or_evict() -> None:
     assert queue.victims(9, 1.0) == []
 
 
-def test_mean_tokens_are_those_of_the_requests_that_are_on_time() -> None:
+def test_the_line_is_that_of_the_requests_that_are_on_time() -> None:
     queue = room()
-    assert queue.mean_tokens("m") == (0.0, 0.0)
+    assert queue.line_of("m") is None
     push(queue, "a", tokens=100.0, output_tokens=10.0, cached_tokens=40.0)
     push(queue, "b", tokens=300.0, output_tokens=30.0)
     push(queue, "late", tokens=9000.0)
     push(queue, "other", tokens=9000.0, model="n")
     queue.step_back("late")
-    assert queue.mean_tokens("m") == (pytest.approx(180.0), pytest.approx(220.0))
+    assert queue.line_of("m", but=1) == pytest.approx((2, 200.0, 180.0, 20.0))
+    assert queue.line_of("m", but=2) is None
 
 
 def stands_s(queue, priority, now, late_s=1.0):
