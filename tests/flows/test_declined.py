@@ -202,6 +202,8 @@ async def test_a_web_page_from_an_engine_s_address_is_no_answer(engine: Engine, 
             answer = await send(up.client, chat(body=body))
             assert (answer.status, answer.code) == (502, "no_engine_there")
             assert "no_engine_there" in (await send(up.entry, chat(body=body))).json["error"]["message"]
+            (region,) = (one for one in up.global_.tier_admin.status()["regions"] if one["region"] == "virginia")
+            assert region["other_answered_age_s"] is None  # it was the region that said so
 
 
 @pytest.mark.parametrize("stream", [False, True])

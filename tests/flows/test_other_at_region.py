@@ -166,6 +166,30 @@ async def test_what_is_too_large_for_a_proxy_before_a_region_is_the_client_s_to_
         assert (_region(above, "virginia")["state"], engines["frankfurt"].seen) == ("up", [])
 
 
+async def test_a_proxy_that_refuses_what_is_too_large_does_not_speak_for_the_region_behind_it() -> None:
+    """It need not have asked the region: clients of large bodies must not keep in what fails for all others."""
+    unavailable, too_large = SAID["unavailable"], b"HTTP/1.1 413 no\r\n%b\r\n<html></ht>" % JSON
+    async with fleet("virginia", "frankfurt") as (entry, above, other, _):
+        statuses = []
+        for said in (unavailable, unavailable, too_large, unavailable):
+            other.takes_over(said)
+            statuses.append((await send(entry, chat())).status)
+        assert statuses == [200, 200, 413, 200]
+        assert _region(above, "virginia")["state"] == "suspect"
+
+
+async def test_a_proxy_that_has_waited_long_enough_for_an_answer_in_one_piece_speaks_of_the_request() -> None:
+    """Elsewhere it would take as long again, and the region is well."""
+    async with fleet("virginia", "frankfurt") as (entry, above, other, engines):
+        other.takes_over(b"HTTP/1.1 504 Gateway Time-out\r\n%b\r\n<html></ht>" % JSON)
+        for _ in range(4):
+            answer = await send(entry, chat())
+            assert (answer.status, answer.code) == (504, "whole_answer_timeout")
+        region = _region(above, "virginia")
+        assert (region["state"], region["other_answered_age_s"], engines["frankfurt"].seen) == ("up", None, [])
+        assert (await send(entry, chat(body=streaming()))).status == 200  # a stream's first byte may come sooner there
+
+
 async def test_where_no_other_region_is_lawful_the_refusal_names_what_is_wrong() -> None:
     async with fleet("virginia") as (entry, above, other, _):
         other.takes_over(SAID["JSON"])

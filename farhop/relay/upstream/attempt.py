@@ -79,8 +79,8 @@ class AttemptOwner(Protocol):
     def salt_unknown(self, attempt: AttemptRun) -> None:
         """The engine refused the `cache_salt` that keeps tenants' caches apart, and is asked without it."""
 
-    def fault(self, active: ActiveRequest, error: Exception) -> None:
-        """An internal error: the request is over."""
+    def fault(self, active: ActiveRequest | None, error: Exception) -> None:
+        """An internal error: the request, if one is named, is over."""
 
 
 class AttemptRun:
@@ -203,16 +203,18 @@ class AttemptRun:
 
     def _is_not_the_tiers(self, answer: AnswerHead) -> bool:
         """Whether a tier's answer is none for the client: it is the region's refusal, or does not name the region that
-        was asked. Another has its address then, and neither its success nor its failure says anything."""
+        was asked. Another has its address then, and neither its success nor its failure says anything of the region. It
+        may say something of the request: a proxy's 504 to one whose answer comes in one piece says, as our own limit
+        would, that it takes long. It would elsewhere, too."""
         known = answer.known
         if value := known.get(b"x-farhop-outcome"):
             self._refusal = answers.read_hop_outcome(value)
         elif known.get(b"x-farhop-region", b"") == self.target.encode():
             return False
-        elif (too_large := _TOO_LARGE.get(answer.status)) is not None:
-            self._refusal = too_large, None
+        elif answer.status == 504 and not self.active.request.stream:
+            self._give_up(outcome.WHOLE_ANSWER_TIMEOUT)
         else:
-            self._give_up(outcome.NO_ENGINE_THERE)
+            self._give_up(_TOO_LARGE.get(answer.status, outcome.NO_ENGINE_THERE))
         return True
 
     def _may_be_held_elsewhere(self) -> bool:
@@ -351,9 +353,11 @@ class AttemptRun:
         return self.owner.upstream_is_tier and connection is not None and connection.broken_off
 
     def broke(self, error: Exception) -> None:
-        """An internal error while the answer was read. It ends the request."""
+        """An internal error while it was connecting or the answer was read. It ends the request, but not of an attempt
+        that was given up while connecting: the request may be elsewhere by then."""
+        given_up = self._over and self._connection is None
         self._over = True
-        self.owner.fault(self.active, error)
+        self.owner.fault(None if given_up else self.active, error)
 
     def request(self, host: bytes) -> tuple[bytes, bytes]:
         """Head and body as the upstream gets them. `host` is its `Host` header's value."""

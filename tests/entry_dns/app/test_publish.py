@@ -88,6 +88,9 @@ async def test_a_write_whose_answer_was_lost_is_written_again_even_if_all_is_as_
     zone.fault = ""
     assert await publisher(*made())
     assert zone.holds == records_of(*made())
+    writes = zone.writes
+    assert await publisher(*made())
+    assert zone.writes == writes, "now it is sure"
 
 
 async def test_a_record_to_be_deleted_is_deleted_after_a_failure_too(zone) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -84,6 +85,23 @@ async def test_tail_of_the_tier_is_not_a_part_of_a_last_event_without_its_end(st
     s.tier.tail = b": told\n\n"
     s.upstream.answer = lambda _m: SSE + chunk(b"data: 1\n\ndata: [DONE]" + end) + b"0\r\n\r\n"
     assert (await s.ask(post())).body == b"data: 1\n\ndata: [DONE]" + end + b"\n\n: told\n\n"
+
+
+async def test_an_error_event_is_not_a_part_of_an_event_that_has_passed_in_part(stage: Any) -> None:
+    s = await stage()
+    part = b"data: " + b"x" * 300_000
+
+    async def breaks(line: Line) -> None:
+        await s.upstream.request(line)
+        await line.send(SSE + chunk(b"data: 1\n\n") + chunk(part))
+        await asyncio.sleep(0.2)
+        line.abort()
+
+    s.upstream.script = breaks
+    begun, _, error = (await s.ask(post())).body.rpartition(b"\n\ndata: ")
+    assert (b"data: 1\n\n" + part).startswith(begun)
+    assert len(begun) > 200_000
+    assert b"upstream_died_mid_stream" in error
 
 
 async def test_a_refusal_before_the_first_byte_goes_to_the_next(stage: Any) -> None:

@@ -84,6 +84,14 @@ def test_a_long_line_is_given_the_steps_by_which_it_begins_soonest(requests, unc
         assert busy.room(0.0, 0.0, 0.0, line).tolist() == [room]
 
 
+def test_no_line_makes_a_step_longer_than_the_engine_takes() -> None:
+    line = Line(4_000, prompt_tokens=2_000.0, uncached_tokens=200.0, answer_tokens=50.0)
+    one = replica("r1", prefill_ms_per_token=0.5, tpot_ms=100.0, kv_tokens=10**9, prefill_tokens_max=1_000)
+    for backlog, room in ((998, True), (1_002, False)):
+        busy = rows(one, reserved=[Reservation("r1", backlog, backlog)])
+        assert busy.room(0.0, 0.0, 0.0, line).tolist() == [room]
+
+
 def test_of_a_line_only_what_the_kv_cache_has_room_for_makes_steps_longer() -> None:
     line = Line(400, prompt_tokens=2_000.0, uncached_tokens=200.0, answer_tokens=50.0)
     one = replica("r1", prefill_ms_per_token=0.5, tpot_ms=100.0, kv_tokens=10**6, prefill_tokens_max=10**6)

@@ -171,6 +171,34 @@ def test_wherever_it_breaks_before_an_end_of_its_own_nothing_is_lost_or_shown(
     assert found == whole or (by is None and found == whole + " more")
 
 
+def test_an_end_that_broke_off_is_told_by_whatever_comes_next() -> None:
+    """Its engine had ended by the stop string; only the event that says so is missing, and the next engine starts anew.
+    Another seam, before any text, changes nothing."""
+    for comes, breaks in (("", 1), (" more", 1), (" more", 2)):
+        stops = Stops(("END",), hides=True)
+        passed = [stops.visible(stops.apply(event("an END", None, None, chat=True), may_stop=True))]
+        for _ in range(breaks):
+            stops.break_off(may_stop=True)
+            passed.append(stops.visible(stops.apply(event("", None, None, chat=True), may_stop=True)))
+        last = event(comes, "length", None, chat=True)
+        last = last if comes else last.replace(b'{"content":""}', b'{"content":null}')
+        passed.append(stops.visible(stops.apply(last, may_stop=True)))
+        choices = [msgspec.json.decode(one[6:])["choices"][0] for one in passed]
+        assert "".join(choice["delta"]["content"] or "" for choice in choices) == "an "
+        assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", "END")
+
+
+def test_an_engine_that_went_on_behind_a_stop_string_had_not_ended_by_it() -> None:
+    stops = Stops(("END",), hides=True)
+    shown = [stops.visible(stops.apply(event(text, None, None, chat=True), may_stop=True)) for text in ("an END", "")]
+    stops.break_off(may_stop=True)
+    shown.append(stops.visible(stops.apply(event(" and more", "length", None, chat=True), may_stop=True)))
+    choices = [msgspec.json.decode(one[6:])["choices"][0] for one in shown]
+    assert ("".join(choice["delta"]["content"] for choice in choices), choices[-1]["finish_reason"]) == (
+        "an END and more", "length",
+    )  # fmt: skip
+
+
 def test_a_stop_string_that_ended_nothing_is_shown() -> None:
     """Of fewer tokens than the client wants at least."""
     end = {"delta": NULLS}

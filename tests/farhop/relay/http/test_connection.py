@@ -21,6 +21,7 @@ from farhop.relay.answers import Reply
 from farhop.relay.http.connection import ClientConnection, ClientLimits
 from farhop.relay.http.cork import Cork
 from farhop.relay.http.exchange import Exchange
+from farhop.relay.http.listener import SWEEP_S
 from tests.conftest import unhindered
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
@@ -365,6 +366,23 @@ async def test_a_client_that_sends_on_after_its_last_answer_is_dropped(stage: An
         await asyncio.sleep(0.02)
     assert time.monotonic() - began > 0.5
     assert took_s() < 3.0
+
+
+async def test_a_client_has_time_to_take_its_last_answer_however_long_that_took(stage: Any) -> None:
+    """`upload_s` bounds how long it may send on behind the answer, from when that was sent."""
+    s = await stage(client_limits=ClientLimits(linger_s=5.0, upload_s=1.0))
+
+    async def slow(line: Line) -> None:
+        await s.upstream.request(line)
+        await asyncio.sleep(1.2)
+        await line.send(plain(b"{}"))
+
+    s.upstream.script = slow
+    c = await s.client()
+    await c.send(post(headers=b"connection: close\r\n"))
+    assert (await c.read()).status == 200
+    await asyncio.sleep(2 * SWEEP_S)
+    assert s.listener.connections == 1
 
 
 async def test_the_budget_bounds_what_is_buffered(stage: Any) -> None:

@@ -188,6 +188,22 @@ async def test_only_a_failures_body_is_looked_at(stage: Any, status: int, expect
     assert s.flow.events[-1].fault is expected
 
 
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        (b"<html>Bad Gateway</html>", 2),
+        (b"CUDA out of memory", 1),
+        (b'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: no\n', 1),
+    ],
+)
+async def test_a_502_in_an_engine_s_own_words_is_asked_for_nowhere_else(stage: Any, body: bytes, asked: int) -> None:
+    s = await stage()
+    s.flow.addresses = [s.upstream.address] * 2
+    s.upstream.answer = lambda _m: plain(body, status="502 X")
+    assert (await s.ask(post())).status == 502
+    assert len(s.upstream.asked) == asked
+
+
 async def test_engine_faults_relayed_by_the_tier_below_are_not_judged_again(stage: Any) -> None:
     s = await stage(over_tier=True)
     s.upstream.answer = lambda _m: plain(b'{"error":"CUDA out of memory"}', status="500 X", headers=AS_TARGET_0)

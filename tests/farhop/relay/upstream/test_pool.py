@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from relay_stage import Poked
 from relay_wire import AS_TARGET_0, SSE, Line, Upstream, chunk, plain, post, until
 
 from farhop.balance import machine, outcome
@@ -289,6 +290,23 @@ async def test_a_server_may_say_that_it_waited_long_enough(stage: Any) -> None:
     assert s.pool.connections == 1
 
 
+async def test_a_408_that_took_its_time_is_said_of_the_request(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "CROSSING_S", 0.05)
+    s = await stage()
+    s.flow.addresses = [s.upstream.address] * 2
+
+    async def late(line: Line) -> None:
+        await s.upstream.request(line)
+        await line.send(s.upstream.answer(None))
+        await s.upstream.request(line)
+        await asyncio.sleep(0.2)
+        await line.send(plain(b"", "408 Request Timeout", b"connection: close\r\n"))
+
+    s.upstream.script = late
+    assert (await s.ask(post())).status == 200
+    assert (await s.ask(post())).status == 408
+
+
 async def test_a_bug_while_connecting_ends_its_request(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: object) -> None:
         raise RuntimeError("a bug")
@@ -296,6 +314,33 @@ async def test_a_bug_while_connecting_ends_its_request(stage: Any, monkeypatch: 
     s = await stage()
     monkeypatch.setattr(pool, "dial", broken)
     assert (await s.ask(post())).status == 500
+    assert [str(e) for e in s.tier.faults] == ["a bug"]
+
+
+async def test_a_bug_while_connecting_is_no_end_of_a_request_that_is_elsewhere_by_then(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s, go_on, dial = await stage(), asyncio.Event(), pool.dial
+    s.flow.addresses = [s.upstream.address] * 2
+
+    async def broken(*_: object) -> None:
+        monkeypatch.setattr(pool, "dial", dial)
+        await go_on.wait()
+        raise RuntimeError("a bug")
+
+    async def slow(line: Line) -> None:
+        await s.upstream.request(line)
+        go_on.set()
+        await until(lambda: s.tier.faults)
+        await line.send(s.upstream.answer(None))
+
+    monkeypatch.setattr(pool, "dial", broken)
+    s.upstream.script = slow
+    asked = asyncio.create_task(s.ask(post()))
+    await until(lambda: s.relay.live)
+    (name,) = s.relay.live
+    s.relay.react(Poked([machine.Recall(name, 1)]))
+    assert (await asked).status == 200
     assert [str(e) for e in s.tier.faults] == ["a bug"]
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from relay_wire import AS_TARGET_0, SSE, Line, chunk, post
 
-from farhop.balance import outcome
-from farhop.balance.machine import Usage
+from farhop.balance import machine, outcome
+from farhop.balance.machine import Command, Event, Usage
 from farhop.balance.prefix import chain
 from farhop.relay.formats.exact_resumption import ExactProgress, HopProgress
 from farhop.relay.formats.resumption import CHAT, EVENT_BYTES_MAX, plan
@@ -212,6 +216,37 @@ def test_usage_that_its_client_does_not_see_is_known_all_the_same() -> None:
 
 
 PIECES = st.sampled_from(("a", " sea", "\U0001f30a", '"', "\\", "", '"error"', '"usage":{'))
+
+
+async def test_nobody_else_at_a_region_s_address_continues_its_stream(stage: Any) -> None:
+    """Even if it looks like a continuation."""
+    s = await stage(over_tier=True)
+    s.relay.resumption = Resumption(lambda _target, _model: 100)
+    s.handler.streams = True
+    answers = [
+        SSE.replace(b"\r\n\r\n", b"\r\n" + AS_TARGET_0 + b"x-farhop-resume: ids\r\n\r\n") + chunk(event([1], [5, 6])),
+        SSE + chunk(event([2])) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n",
+    ]
+
+    async def script(line: Line) -> None:
+        await s.upstream.request(line)
+        await line.send(answers.pop(0))
+        await asyncio.sleep(0.1)
+        line.abort()
+
+    def handle(event: Event, now: float, handle: Any = s.flow.handle) -> list[Command]:
+        if isinstance(event, machine.AttemptFailed) and event.resumable and event.attempt == 1:
+            return [machine.Resume(event.id, 2, "target-1", s.upstream.address, None)]
+        commands: list[Command] = handle(event, now)
+        return commands
+
+    s.upstream.script, s.flow.handle = script, handle
+    body = (await s.ask(post(BODY, path=CHAT.decode()))).body
+    assert s.tier.attempts == [(1, "upstream_died_mid_stream"), (2, "no_engine_there")]
+    assert body.count(b'"content":"x"') == 1
+    assert b"no_engine_there" in body
+
+
 ENDS = st.sampled_from(
     (
         b'data: {"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}}\n\n',
