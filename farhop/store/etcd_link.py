@@ -50,6 +50,8 @@ _GONE = {
 }
 _STALE_LOGIN = ("invalid auth token", "revision of auth store is old")
 
+ASKED_AFTER_SHARE = 0.25  # of `timeout_s`: a watch's connection that is silent for so long is asked a question
+
 
 class EtcdClient(aetcd.Client):  # type: ignore[misc]  # aetcd ships no types
     """aetcd's client with a TLS channel, and without its watcher, which hides its errors (see EtcdStore.watch)."""
@@ -172,14 +174,16 @@ class EtcdLink:
     async def _prove(self, client: EtcdClient) -> None:
         # Once for all watches of a connection, of which a balancer has ten. A live etcd answers at once, from what it
         # holds itself: whether it has a leader its watches say (REQUIRE_LEADER).
-        loop, silence_s = asyncio.get_running_loop(), self.settings.timeout_s / 2
+        # It is asked early, so that most of `timeout_s` is left for the answer: a slow etcd is better than none.
+        loop, silence_s = asyncio.get_running_loop(), ASKED_AFTER_SHARE * self.settings.timeout_s
+        answer_s = self.settings.timeout_s - silence_s
         request = aetcd.rpc.RangeRequest(key=ROOT.encode(), limit=1, keys_only=True, serializable=True)
         while self.client is client:
             if (rest_s := client.answered_at + silence_s - loop.time()) > 0:
                 await asyncio.sleep(rest_s)
                 continue
             try:
-                await client.kvstub.Range(request, timeout=silence_s, metadata=client.metadata)
+                await client.kvstub.Range(request, timeout=answer_s, metadata=client.metadata)
             except grpc.aio.AioRpcError as error:
                 if error.code() in _GONE:
                     self.retire(client)

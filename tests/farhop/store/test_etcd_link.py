@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 import aetcd.rpc
+import grpc.aio
 import pytest
 
 from farhop.store.contract import StoreError, StoreUnreachable
@@ -158,6 +159,32 @@ async def test_one_question_a_second_proves_all_watches_of_a_connection_and_its_
         for watch in watches:
             assert (await anext(watch)).kind.name == "SNAPSHOT"
             await watch.aclose()
+
+
+async def test_a_slow_etcd_keeps_the_connection(monkeypatch):
+    timeout_s, slow_s = 0.8, 0.5
+    async with EmbeddedEtcd() as etcd, opened(etcd.endpoint, timeout_s=timeout_s) as store:
+        watch = store.watch("/a")
+        await anext(watch)
+        change = asyncio.create_task(anext(watch))
+        client, asked = store.link.client, asyncio.Queue()
+        one = client.kvstub.Range
+
+        async def slowly(request, *, timeout, **more):
+            asked.put_nowait(request)
+            await asyncio.sleep(min(slow_s, timeout))
+            if timeout < slow_s:
+                raise grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, grpc.aio.Metadata(), grpc.aio.Metadata())
+            return await one(request, timeout=timeout, **more)
+
+        monkeypatch.setattr(client.kvstub, "Range", slowly)
+        async with asyncio.timeout(10.0):
+            for _ in range(3):
+                await asked.get()
+        assert store.link.client is client
+        await store.put("/a", b"1")
+        assert (await change).kind.name == "PUT"
+        await watch.aclose()
 
 
 async def test_mutual_tls(tmp_path):
