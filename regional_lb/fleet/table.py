@@ -249,7 +249,7 @@ class Table(Columns):
 
     def _two_steps_tokens(self, line: Line) -> Column:
         """How many tokens of prompts may be on their way to each replica while others wait: two short steps or, if the
-        line is long, more.
+        line is long, a step as long as is best for it.
 
         Who waits is prefilled in the mean after half of the steps that the line takes, and each takes a decode step
         beside its prefills; longer ones are fewer, but all of their first tokens come at the end. For a line of W

@@ -154,7 +154,7 @@ async def test_what_another_answers_in_a_region_s_place_is_no_answer(said: str, 
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [(413, "body_too_large"), (414, "head_too_large"), (431, "head_too_large")]
+    ("status", "code"), [(413, "body_too_large"), *((status, "head_too_large") for status in (400, 414, 431))]
 )
 async def test_what_is_too_large_for_a_proxy_before_a_region_is_the_client_s_to_change(status: int, code: str) -> None:
     """A client with long prompts must not have its region taken out for all others."""

@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 
 _JOINED_BYTES_MAX = 16 * 1024  # one write is cheaper than two; copying more than this is not
 # By which a proxy before a region refuses what it takes for too large: as the region itself would, and the client can
-# change it.
-_TOO_LARGE = {413: outcome.BODY_TOO_LARGE, 414: outcome.HEAD_TOO_LARGE, 431: outcome.HEAD_TOO_LARGE}
+# change it. With 400, too, nginx and HAProxy refuse a long head; a malformed one was refused before it came here.
+_TOO_LARGE = {
+    413: outcome.BODY_TOO_LARGE,
+    **dict.fromkeys((400, 414, 431), outcome.HEAD_TOO_LARGE),
+}
 _UNSALTED_S = 60.0  # how long an upstream is known to take no salt: another engine may have its address then
 
 
