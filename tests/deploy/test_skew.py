@@ -46,7 +46,8 @@ def source_of(commit: str, into: Path) -> tuple[str, ...]:
     """How to run the `farhop` command of a commit."""
     packed = subprocess.run(["git", "archive", commit], cwd=machine.ROOT, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(into, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # 3.11.0 to 3.11.3 have none
+        archive.extractall(into)
     program = (
         f"import sys; sys.path[:0] = [{str(into)!r}, {str(into / 'proto')!r}]\n"
         "from farhop_cli.main import main\n"
