@@ -254,8 +254,9 @@ class Table(Columns):
         Who waits is prefilled in the mean after half of the steps that the line takes, and each takes a decode step
         beside its prefills; longer ones are fewer, but all of their first tokens come at the end. For a line of W
         tokens in steps of s tokens, with decoding that takes as long as T tokens do, the mean
-        W / 2 + W * T / 2 s + s / 2 is least at s = sqrt(W * T). Of the line only what the KV cache has room for counts:
-        the rest waits for answers to end, however long a step is.
+        W / 2 + W * T / 2 s + s / 2 is least at s = sqrt(W * T). By trial, not by this, that bounds all that is
+        under way, the next step's part of it, too. Of the line only what the KV cache has room for counts: the rest
+        waits for answers to end, however long a step is.
         """
         each = np.minimum(
             line.requests / len(self), self.kv_room_tokens / max(1.0, line.uncached_tokens + line.answer_tokens)

@@ -47,7 +47,7 @@ class OddEngine(Engine):
                     writer.write(piece)
                     await asyncio.sleep(0)
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+            pass  # the balancer closed the connection, as it may at any time
         finally:
             writer.close()
 
