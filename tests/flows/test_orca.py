@@ -24,16 +24,26 @@ async def test_engine_load_is_never_passed_to_clients(monkeypatch: pytest.Monkey
                 assert (answer.status, answer.headers.get("endpoint-load-metrics")) == (200, None)
 
 
-def long(word: str) -> dict[str, Any]:
-    """One that shares nothing with others."""
-    found = [{"role": "user", "content": word * 400}]
-    return {"model": MODEL, "messages": found, "max_tokens": 300, "stream": True}
+async def keep_asking(client: aiohttp.ClientSession, address: str, word: str) -> None:
+    """Long requests, one after the other, which share nothing with another word's."""
+    messages = [{"role": "user", "content": word * 400}]
+    while True:
+        body = {"model": MODEL, "messages": messages, "max_tokens": 300}
+        async with client.post(f"http://{address}/v1/chat/completions", json=body) as response:
+            await response.read()
+
+
+async def waiting(client: aiohttp.ClientSession, address: str) -> float:
+    """What the engine says of its own queue."""
+    async with client.get(f"http://{address}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return float(next(line for line in lines if line.startswith("vllm:num_requests_waiting{")).rpartition(" ")[2])
 
 
 async def test_load_reported_with_an_answer_goes_up_without_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     seldom: dict[str, Any] = {"watch": {"probe_s": 0.05, "scrape_s": 60, "rise": 1, "orca": True}}
-    settings = EngineSettings(ports=[0], model=MODEL, speedup=5, kv_blocks=64)  # room for one of the long ones
+    settings = EngineSettings(ports=[0], model=MODEL, speedup=50, kv_blocks=64)  # room for one of the long ones
     async with engine.host(settings) as (address,), aiohttp.ClientSession() as elsewhere:
         stand = Engine()
         stand.address = address
@@ -49,16 +59,15 @@ async def test_load_reported_with_an_answer_goes_up_without_a_scrape(monkeypatch
                 return float(instance.models[MODEL].wait_ms)
 
             assert wait_ms() == 0.0
-            short = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 600}
-            asks = {"endpoint-load-metrics-format": "JSON"}
-            asked = asyncio.create_task(send(up.client, chat(body=short, **asks)))
-            await until(lambda: flow.under_way == 1)
-            # Load from other clients, which this balancer does not know.
+            # Load from other clients, which this balancer does not know: it lasts until the answer is there.
             others = [
-                asyncio.create_task(elsewhere.post(f"http://{address}/v1/chat/completions", json=long(word)))
-                for word in ("one  ", "two  ", "three", "four ")
+                asyncio.create_task(keep_asking(elsewhere, address, word))
+                for word in ("one  ", "two  ", "three", "four ", "five ", "six  ")
             ]
-            answer = await asked
+            while await waiting(elsewhere, address) < 3:
+                await asyncio.sleep(0.01)
+            short = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 20}
+            answer = await send(up.client, chat(body=short, **{"endpoint-load-metrics-format": "JSON"}))
             assert answer.status == 200
             assert "endpoint-load-metrics" not in answer.headers  # whoever asks, it is for us
             found = flow.replicas.view.replicas["one"].sample
@@ -66,5 +75,6 @@ async def test_load_reported_with_an_answer_goes_up_without_a_scrape(monkeypatch
             assert found.waiting >= 2
             assert found.kv_usage > 0.1
             await until(lambda: wait_ms() > 0.0)  # the next report passes it to the global tier
-            for response in await asyncio.gather(*others):
-                response.close()
+            for other in others:
+                other.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
