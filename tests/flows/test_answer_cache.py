@@ -90,7 +90,7 @@ async def test_a_repeated_request_is_a_cache_hit_with_the_same_bytes() -> None:
         assert first.body == again.body
         assert gpu.asked == 1
         assert again.headers["x-farhop-region"] == "virginia"
-        assert again.headers["age"] == "0"
+        assert 0 <= int(again.headers["age"]) < 60
         assert again.headers["x-farhop-decision"] != first.headers["x-farhop-decision"]
         record = up.global_.decisions.get(again.headers["x-farhop-decision"])
         assert record is not None

@@ -21,7 +21,7 @@ from regional_lb.engines.config import KubernetesSource
 from regional_lb.engines.discovery import kube_api
 from regional_lb.engines.discovery.kube_api import Api, Changed, KubeError, Listed, Lost, Step, Timing
 
-TIMING = Timing(timeout_s=0.5, watch_s=30.0, margin_s=0.2, first_s=0.01, limit_s=0.05)
+TIMING = Timing(timeout_s=30.0, watch_s=30.0, margin_s=0.2, first_s=0.01, limit_s=0.05)
 
 
 class Recorded:

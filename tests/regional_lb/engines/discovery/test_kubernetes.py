@@ -15,7 +15,7 @@ from regional_lb.engines.config import KubernetesSource, Template
 from regional_lb.engines.discovery.kube_api import Api, Listed, Timing
 from regional_lb.engines.discovery.kubernetes import EndpointSlices, Kubernetes, Pods, _ReplicaCache
 
-PACE = Timing(timeout_s=0.5, watch_s=30.0, margin_s=0.2, first_s=0.01, limit_s=0.05)
+PACE = Timing(timeout_s=30.0, watch_s=30.0, margin_s=0.2, first_s=0.01, limit_s=0.05)
 SERVICE = {"kubernetes.io/service-name": "vllm"}
 
 
