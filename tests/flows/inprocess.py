@@ -15,8 +15,10 @@ from random import Random
 from typing import Any
 
 import msgspec
+import pytest
 from aiohttp import web
 
+from farhop.balance.estimate.rtt import RttEstimate
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from global_lb.app.config import GlobalConfig
 from global_lb.app.main import GlobalBalancer
@@ -36,6 +38,11 @@ async def until(true: Callable[[], Any], within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not true():
             await asyncio.sleep(0.005)
+
+
+def as_on_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regions are as far as the map says: by pings all are here, and the nearest is another each time."""
+    monkeypatch.setattr(RttEstimate, "sample", lambda _estimate, _rtt_ms, _now: True)
 
 
 def tenant(name: str, **more: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from inprocess import (
     HOP_KEY,
     MODEL,
     Engine,
+    as_on_the_map,
     both,
     chat,
     global_config,
@@ -89,6 +90,7 @@ async def test_what_no_engine_of_one_region_takes_now_another_region_serves(
     monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    as_on_the_map(monkeypatch)
     cluster = MemoryCluster()
     async with AsyncExitStack() as stack:
         engines = {region: await stack.enter_async_context(Engine().running()) for region in ("virginia", "frankfurt")}

@@ -13,6 +13,7 @@ import pytest
 from inprocess import (
     HOP_KEY,
     Engine,
+    as_on_the_map,
     chat,
     global_config,
     head,
@@ -130,8 +131,9 @@ def _serves(above: GlobalBalancer, name: str) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def _virginia_is_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    as_on_the_map(monkeypatch)
 
 
 @pytest.mark.parametrize("said", SAID)

@@ -21,7 +21,8 @@ async def test_the_status_names_every_known_region(up: Both) -> None:
     status = up.global_.tier_admin.status()
     assert status["store_trouble"] is None
     (region,) = status["regions"]
-    assert (region["region"], region["state"], region["rtt_ms"]) == ("virginia", "up", 1.0)
+    assert (region["region"], region["state"]) == ("virginia", "up")
+    assert region["rtt_ms"] > 0.0  # the map's, or what a ping took here
     assert region["instances"][0]["report_age_s"] < 3.0
     assert up.global_.tier_admin.ready()
     found = [{"hub": "main", "trouble": None}]  # operators' commands find it there
