@@ -6,8 +6,9 @@
 Invariants: `put` appends to a queue and does no IO; a line is in a file whole or not at all, except for the last one of
 a file whose process was killed, which is cut off at the next start; lost lines are counted, and the reason is reported
 for as long as it lasts. A killed process loses what it was handed in its last WAKE_S, and the next start says so: a
-process that writes always has an open file, also between two of them. What a power failure may lose is bounded by
-`sync`. Never deletes what still has to be read (`may_delete`).
+process that writes always has an open file, also between two of them. If somebody takes it away, another begins, and
+what it held counts as lost. What a power failure may lose is bounded by `sync`. Never deletes what still has to be read
+(`may_delete`).
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Segments:
         self.may_delete: Callable[[Path], bool] = lambda _path: True  # whether all of a whole file was read
         self._path: Path | None = None
         self._fd = -1
-        self._at = 0  # bytes of the open file that are whole lines
+        self._at = self._in_file = 0  # bytes of the open file that are whole lines, and how many records they are
         self._began = self._synced = 0.0
         self._ahead_s = wall_s() - now()  # of the wall clock, as it is believed
         self._stepped_at = inf  # when it was first seen further ahead
@@ -153,12 +154,14 @@ class Segments:
             self.trouble = f"{self.folder}: holds bytes_max, {most} bytes; take files away, or raise it"
             return False
         try:
+            self._begin_anew_if_removed()
             self._append(data)
         except OSError as error:
             self.trouble = f"{self.folder}: {error.strerror or error}; free space there, or let the process write to it"
             return False
         self.trouble = ""
         self.written += len(self._pending)
+        self._in_file += len(self._pending)
         self._pending.clear()
         if self.bounds.sync == "always":
             self._flush()
@@ -211,8 +214,9 @@ class Segments:
         """Open a new file whose name sorts after those of all files there, even if the wall clock was set back: readers
         rely on the names, and would consider a file that sorts before one they have read as read, too."""
         while True:
+            last = self._path.name.partition(".")[0] if self._path is not None else ""  # which may be gone
             names = (path.name.partition(".")[0] for path in self.folder.glob(f"*{WHOLE}*"))
-            newest = max((int(name) for name in names if name.isdigit()), default=-1)
+            newest = max((int(name) for name in (*names, last) if name.isdigit()), default=-1)
             path = self.folder / f"{max(int(self._wall_s() * 1e9), newest + 1):020d}{OPEN}"
             try:
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -222,8 +226,22 @@ class Segments:
             if os.fstat(fd).st_nlink:
                 break
             os.close(fd)  # before it was locked a process that started took it for a dead one's, and removed it
-        self._path, self._fd, self._at = path, fd, 0
+        self._path, self._fd, self._at, self._in_file = path, fd, 0, 0
         self._began = self._synced = self._now()
+
+    def _begin_anew_if_removed(self) -> None:
+        """Whoever makes room may take the open file away, too, or its folder: nobody reads what it gets then."""
+        assert self._path is not None
+        fd, held = self._fd, self._in_file
+        mine = os.fstat(fd)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._path), mine):
+                return
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._begin()
+        if not mine.st_nlink:  # else it was moved
+            self.lost += held
+        os.close(fd)
 
     def _finish(self) -> None:
         """Complete the open file, without beginning another."""

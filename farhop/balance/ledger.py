@@ -25,7 +25,7 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     """What one request takes at a target: `prefill_tokens` (their work: cost.prefill_work) until its prefill is done,
     and `kv_tokens` until it ends, `answer_tokens` of them for its answer. `began_at`: when its answer began (monotonic
     seconds), None before. `marks` name its prompt's beginnings (chain.marks), so that the part shared with other
-    requests is known.
+    requests is known. `context_tokens`: what a token of its answer reads in the mean, shared or not.
     """
 
     target: str
@@ -34,13 +34,14 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     marks: tuple[int, ...] = ()
     answer_tokens: int = 0
     began_at: float | None = None
+    context_tokens: int = 0
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
     """The sum of a target's live reservations: requests, tokens still to be prefilled, tokens of KV cache, how many of
     the requests are still to be prefilled, and of the KV cache what is for answers. `decoding` requests' answers have
     begun, at times (monotonic seconds) whose sum is `began_s`: from it follows for how long they have been answered in
-    all."""
+    all. `context_tokens`: what a token of each of them reads."""
 
     in_flight: int = 0
     prefill_tokens: int = 0
@@ -49,6 +50,7 @@ class Load(msgspec.Struct, frozen=True, gc=False):
     answer_tokens: int = 0
     decoding: int = 0
     began_s: float = 0.0
+    context_tokens: int = 0
 
 
 _IDLE = Load()
@@ -131,6 +133,7 @@ class Ledger:
             load.answer_tokens + reservation.answer_tokens,
             load.decoding,
             load.began_s,
+            load.context_tokens + reservation.context_tokens,
         )
         if self._on_change is not None:
             self._on_change(target, load)
@@ -143,14 +146,14 @@ class Ledger:
         if held is None or held.began_at is not None:
             return
         target, prefill = held.target, held.prefill_tokens
-        begun = Reservation(target, 0, held.kv_tokens, held.marks, held.answer_tokens, now)
+        begun = Reservation(target, 0, held.kv_tokens, held.marks, held.answer_tokens, now, held.context_tokens)
         self._held[request_id] = begun
         if self._at is not None:
             self._at[target].began(request_id, now)
         load = self._loads[target]
         load = self._loads[target] = Load(
             load.in_flight, load.prefill_tokens - prefill, load.kv_tokens, load.prefills - (prefill > 0),
-            load.answer_tokens, load.decoding + 1, load.began_s + now,
+            load.answer_tokens, load.decoding + 1, load.began_s + now, load.context_tokens,
         )  # fmt: skip
         if self._on_change is not None:
             self._on_change(target, load)
@@ -182,6 +185,7 @@ class Ledger:
                 load.answer_tokens - held.answer_tokens,
                 load.decoding - (held.began_at is not None),
                 load.began_s - (held.began_at or 0.0),
+                load.context_tokens - held.context_tokens,
             )
         if self._on_change is not None:
             self._on_change(target, load)

@@ -123,9 +123,12 @@ class Replicas:
             self.shares.adopt(view)
         self.lineages.learn(replica.lineage for replica in view.replicas.values())
         names = tuple(view.replicas)
-        self.whole = table = Table(Subset(names, np.arange(len(names))), peak=self._peak_tokens)
+        former, self.whole = self.whole, Table(Subset(names, np.arange(len(names))), peak=self._peak_tokens)
+        table = self.whole
         table.rate(self.speeds)
         for row, (name, replica) in enumerate(view.replicas.items()):
+            if name in before:
+                table.continues(row, former, former.of.at[name])
             table.describe(row, replica)
             self._write(name)
             table.filled[row] = self.trie.filled(name)
@@ -448,12 +451,29 @@ class Replicas:
         its own)."""
         self.speeds.prefilled(name, elapsed_ms, tokens, now)
 
-    def served(self, name: str, decode_ms: float, service_ms: float, completion_tokens: int, now: float) -> None:
-        """An answer ended `decode_ms` after its first token and `service_ms` after dispatch."""
+    def served(
+        self,
+        name: str,
+        decode_ms: float,
+        service_ms: float,
+        completion_tokens: int,
+        loaded: tuple[float, float],
+        now: float,
+    ) -> None:
+        """An answer ended `decode_ms` after its first token and `service_ms` after dispatch. `loaded`: when about it
+        began (monotonic seconds), and the replica's Columns.in_flight_s then.
+
+        Its tokens took what they took at the mean load of that time. At the end there may be a multiple of that, or
+        nearly none: while load rises, answers that began beside few requests end beside many.
+        """
         row = self.whole.of.at.get(name)
-        if row is not None:
-            load = self.whole.in_flight.item(row) + 1.0  # itself, too
-            self.speeds.ended(name, decode_ms, service_ms, completion_tokens, load, now)
+        if row is None:
+            return
+        since, in_flight_s = loaded
+        load = (self.whole.in_flight_s.item(row) - in_flight_s) / (now - since) if now > since else 0.0
+        if load < 1.0:  # nothing to go by, or the sum began anew: what there is now, and the answer itself
+            load = self.whole.in_flight.item(row) + 1.0
+        self.speeds.ended(name, decode_ms, service_ms, completion_tokens, load, now)
 
     # -- within
 

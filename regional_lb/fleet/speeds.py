@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farhop.balance.estimate.estimates import (
+    CONTEXT_TOKENS,
     FIT_TAU_S,
     INTERFERENCE_SHARE,
     OUTPUT_TOKENS,
@@ -65,6 +66,7 @@ _MEMORY_S, _MEMORY_TAU_S = 30.0, 600.0  # what peers measured: over how much tim
 # measured, so it would never be seen to be fast again.
 _SILENT_S = 120.0
 _INTERFERENCE_DOUBT = 50.0  # the guess counts as measured over loads that differ by 7 requests
+_SAME_SHARE = 0.01  # interference that changes by less of itself stays what it is
 _OTHERS_MAX = 32  # kinds that a kind without samples is held against
 
 _IDLE = Load()
@@ -98,7 +100,10 @@ class ExpectedSpeed(NamedTuple):
 class _Kind:
     """Peers: their rows, and what is known of them together, as logarithms of shares of what is configured."""
 
-    __slots__ = ("answered", "began", "level", "memory", "models", "occupancy", "remembered_s", "role", "rows")
+    __slots__ = (
+        "answered", "began", "context_tokens", "in_flight", "interference_share", "level", "memory", "models",
+        "occupancy", "remembered_s", "role", "rows",
+    )  # fmt: skip
 
     def __init__(self, models: frozenset[str], role: str) -> None:
         self.models, self.role = models, role
@@ -108,6 +113,8 @@ class _Kind:
         self.memory = np.zeros(_FIGURES)
         self.remembered_s = np.zeros(_FIGURES)  # over how much time with samples, less what was forgotten
         self.occupancy = Occupancy()
+        self.in_flight = self.context_tokens = 0.0  # in sum over time, forgetting
+        self.interference_share = INTERFERENCE_SHARE  # as all members have it
 
     def learn(self, own: Columns, evidence: Columns, wider: Columns, dt_s: float) -> None:
         """Take the members' own figures: rows are figures, columns are members."""
@@ -225,6 +232,9 @@ class Speeds:
         lo, hi = _DOMAIN[:, 0], _DOMAIN[:, 1]
         self._configured = np.clip(np.nan_to_num(self._configured, nan=1.0), lo, hi)
         self._group()
+        for speed, kind in zip(self._of, self._kind_of, strict=True):
+            if speed.interference_share != kind.interference_share:
+                speed.interference_share = kind.interference_share
         self._changed = {name for name in self._rows if self._of[self._rows[name]].sampled_at is not None}
         self.refresh(self._at if self._at is not None else 0.0)
         self.due = -inf
@@ -250,6 +260,7 @@ class Speeds:
         row = self._rows.get(name)
         if row is not None:
             self._of[row] = Speed()
+            self._of[row].interference_share = self._kind_of[row].interference_share
             self._changed.add(name)
 
     # -- what was measured
@@ -324,6 +335,8 @@ class Speeds:
         self._changed.clear()
         if rows:
             self._write(rows, now)
+        self._sum_contexts(dt_s)
+        self._fit_interference(now)
         levels = self._learned(dt_s)
         if not levels:
             return
@@ -337,10 +350,8 @@ class Speeds:
         expected[2] = np.maximum(expected[2], least_ms[self._kind_at])
         self._expected = np.minimum(np.maximum(expected, _DOMAIN[:, 0]), _DOMAIN[:, 1])
         self.uncertainty = UNCERTAINTY * np.sqrt(1.0 - np.maximum(share[0], share[1]))
-        interference_share = self._interference_share()
-        self.batch_interference_ms = self._expected[1] * interference_share
-        for row in rows:
-            self._of[row].interference_share = interference_share.item(row)
+        share_of_kind = np.array([kind.interference_share for kind in self._kinds.values()])
+        self.batch_interference_ms = self._expected[1] * share_of_kind[self._kind_at]
 
     def _write(self, rows: list[int], now: float) -> None:
         measured, at = np.array([self._of[row].measured(now) for row in rows]).T, np.array(rows)
@@ -357,13 +368,37 @@ class Speeds:
             kind.learn(self._own[:, kind.rows], self._evidence[:, kind.rows], wider, dt_s)
         return [kind.level for kind in kinds]
 
-    def _interference_share(self) -> Columns:
+    def _sum_contexts(self, dt_s: float) -> None:
+        keep = exp(-dt_s / FIT_TAU_S)
+        for kind in self._kinds.values():
+            loads = [self._loads[row] for row in kind.rows.tolist()]
+            kind.in_flight = kind.in_flight * keep + dt_s * sum([load.in_flight for load in loads])
+            kind.context_tokens = kind.context_tokens * keep + dt_s * sum([load.context_tokens for load in loads])
+
+    def _fit_interference(self, now: float) -> None:
         """By what share of a lone token's time each request lengthens a token: one figure per kind, from the loads of
-        all its members. A figure for each member would be noise, and would separate equals."""
-        cov, var = np.array([np.add.reduce(self._load_fit[:, kind.rows], axis=1) for kind in self._kinds.values()]).T
-        share = (cov + _INTERFERENCE_DOUBT * INTERFERENCE_SHARE) / (var + _INTERFERENCE_DOUBT)
-        of_kind: Columns = np.minimum(np.maximum(share, 0.0), 1.0)  # a token alone takes no less than nothing
-        return of_kind[self._kind_at]
+        all its members and, as far as these did not differ, from the contexts, which each token reads. A figure for
+        each member would be noise, and would separate equals. What tokens took at the loads that there were stays, and
+        so does what is known of the kind."""
+        kinds = self._kinds.values()
+        in_flight, context_tokens = sum(kind.in_flight for kind in kinds), sum(kind.context_tokens for kind in kinds)
+        usual_tokens = context_tokens / in_flight if in_flight else CONTEXT_TOKENS
+        for kind in kinds:
+            tokens = kind.context_tokens / kind.in_flight if kind.in_flight else usual_tokens
+            guess = INTERFERENCE_SHARE * tokens / CONTEXT_TOKENS
+            cov, var = np.add.reduce(self._load_fit[:, kind.rows], axis=1).tolist()
+            share = (cov + _INTERFERENCE_DOUBT * guess) / (var + _INTERFERENCE_DOUBT)
+            share = min(max(share, 0.0), 1.0)  # a token alone takes no less than nothing
+            if abs(share - kind.interference_share) <= _SAME_SHARE * kind.interference_share:
+                continue
+            kind.interference_share = share
+            for row in kind.rows.tolist():
+                self._of[row].interference_share = share
+            known = [row for row in kind.rows.tolist() if self._of[row].sampled_at is not None]
+            before = self._own[1, known]
+            if known:
+                self._write(known, now)
+                kind.memory[1] += (self._own[1, known] - before).mean()
 
 
 def _wider(kind: _Kind, kinds: list[_Kind]) -> Columns:

@@ -82,6 +82,8 @@ class Columns:
     short_step_tokens: Column  # the same, but for no longer than STEP_MS
     computing_tokens: Column  # of the backlog, what was there when the engine's present step began
     computing_since: Column  # when that was (monotonic seconds)
+    in_flight_s: Column  # the integral of `in_flight` over time: of its differences follow means (request-seconds)
+    in_flight_at: Column  # up to when that is (monotonic seconds)
 
 
 _COLUMNS = tuple(Columns.__annotations__)
@@ -203,7 +205,7 @@ class Table(Columns):
             self.backlog_tokens, self.in_flight, self.tpot_ms, self.prefill_room_tokens,
             self.kv_room_tokens, self.slots, self.kv_tokens, self.kv_taken_tokens, self.service_ms, self.sampled_at,
             self.running, self.waiting, self.filled, self.uncertainty, self.step_tokens, self.short_step_tokens,
-            self.computing_tokens, self.computing_since,
+            self.computing_tokens, self.computing_since, self.in_flight_s, self.in_flight_at,
         ) = self.block  # fmt: skip
         self.queued_until = queued_until  # until then some engine's report of a queue is fresh
         # By row: of the tokens counted for the requests there, how many its engine was last seen not to hold, and of
@@ -355,6 +357,11 @@ class Table(Columns):
         held_share = (taken - load.answer_tokens) / prompts if prompts else 1.0
         return max(known, held_share * lingers + self._peak(self.of.names[row], load, held_share))
 
+    def continues(self, row: int, former: Table, before: int) -> None:
+        """What is summed over time goes on from a row of the former table."""
+        for column in ("in_flight", "in_flight_s", "in_flight_at"):
+            getattr(self, column)[row] = getattr(former, column)[before]
+
     def allow(self, row: int, slots: int) -> None:
         """How many requests a replica may have under way: 1 or more."""
         self.slots[row] = slots
@@ -369,6 +376,8 @@ class Table(Columns):
         half a step in the mean.
         """
         in_flight, backlog, taken = load.in_flight, load.prefill_tokens, float(load.kv_tokens)
+        self.in_flight_s[row] += self.in_flight[row] * (now - self.in_flight_at[row])
+        self.in_flight_at[row] = now
         before = self.backlog_tokens[row]  # `item` would be a call
         if backlog < before:
             self.computing_since[row], self.computing_tokens[row] = now, backlog

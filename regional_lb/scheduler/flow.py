@@ -292,6 +292,9 @@ class RegionalFlow:
             chosen = state.chosen if state.request.stream else None
             if chosen is not None:
                 state.prefilled_at, elapsed_ms = now, (now - state.forwarded_at) * 1e3
+                table = self.replicas.whole
+                if state.replica in table.of.at:
+                    state.loaded = now, table.in_flight_s[table.of.at[state.replica]]
                 assert state.pick is not None  # it has chosen
                 self.overdue_requests.began(elapsed_ms, state.expected_ms)
                 if not state.resumes:
@@ -703,9 +706,13 @@ class RegionalFlow:
             self.replicas.adapters.sent(chosen.replica, request.model)
         ttft_ms = choice.prefill_ms
         answer = int(state.need.output_tokens)
-        reservation = Reservation(chosen.replica, 0 if half else work_tokens, own_tokens + answer, marks, answer)
+        reservation = Reservation(
+            chosen.replica, 0 if half else work_tokens, own_tokens + answer, marks, answer,
+            context_tokens=int(state.need.prompt_tokens) + answer // 2,
+        )  # fmt: skip
         self.replicas.ledger.reserve(request.id, reservation)
-        state.prefilled_at = now + ttft_ms / 1e3
+        state.prefilled_at, table = now + ttft_ms / 1e3, self.replicas.whole
+        state.loaded = now, table.in_flight_s[table.of.at[chosen.replica]]
         state.expected_ms = ttft_ms + (1.0 if request.stream else state.need.output_tokens) * chosen.tpot_ms
         self.overdue_requests.sent(chosen.replica, request.id, state.expected_ms, now)
         if half is None:  # as in _will_cache; a replica that only decodes always has a half that prefills for it

@@ -105,8 +105,10 @@ class Shop:
         return Counter(name for _, name in self.sent[:count])
 
 
-# 400 requests at 64 at once are 6 answers a client: by chance one seed is up to 23 apart, with fewer clients up to 7.
-@pytest.mark.parametrize(("at_once", "seeds"), further([(4, (3,)), (16, (3,)), (64, (3, 4, 5))], (4, (3,)), (16, (3,))))
+# 400 requests at 64 at once are 6 answers a client: by chance one seed is up to 29 apart, with fewer clients up to 7.
+@pytest.mark.parametrize(
+    ("at_once", "seeds"), further([(4, (3,)), (16, (3,)), (64, (3, 4, 5, 6, 7))], (4, (3,)), (16, (3,)))
+)
 def test_equal_replicas_get_equal_shares_despite_a_wrong_configured_speed(at_once: int, seeds: tuple[int, ...]) -> None:
     shares: Counter[str] = Counter()
     for seed in seeds:

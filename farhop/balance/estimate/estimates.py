@@ -32,9 +32,10 @@ _OUTPUT_MAX, _OUTPUT_TAU_S, _OUTPUT_CLIP = 1e6, 1800.0, 8.0
 _SMALLEST_PROMPT_BYTES = 64  # a chat template of a few tokens would pass for the ratio
 # The domains: milliseconds to prefill a token, between two tokens of an answer, and of a whole request.
 PREFILL_MS, TPOT_MS, SERVICE_MS = (1e-5, 1e3), (1e-4, 1e5), (1e-3, 1e8)
-# Until loads have differed each request is assumed to add this share of a lone one's step to every step: the weights
-# are read once for all, each one's KV beside (8B models, 1,000 tokens each: A100 0.4 %, H100 0.7 %, L4 0.9 %).
-INTERFERENCE_SHARE = 0.007
+# Until loads have differed each request is assumed to add this share of a lone one's step to every step, for every
+# CONTEXT_TOKENS of its context: the weights are read once for all, each one's KV beside (8B models, 1,000 tokens each:
+# A100 0.4 %, H100 0.7 %, L4 0.9 %).
+INTERFERENCE_SHARE, CONTEXT_TOKENS = 0.007, 1000.0
 
 _SMALLEST_PREFILL_TOKENS = 64  # below this a step's fixed cost hides the cost per token
 _HALF_TOKENS = 256.0  # half a usual prompt gives half of the evidence that a second can give of a prefill speed
@@ -170,18 +171,32 @@ class Speed:
     """
 
     __slots__ = (
-        "_alone", "_at", "_cov", "_load", "_mean_ms", "_prefill", "_samples", "_service", "_taken", "_var",
-        "interference_share",
+        "_alone", "_at", "_cov", "_interference_share", "_load", "_mean_ms", "_prefill", "_samples", "_service",
+        "_taken", "_var",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.interference_share = INTERFERENCE_SHARE
+        self._interference_share = INTERFERENCE_SHARE
         self._prefill, self._alone = Windows(_HALF_TOKENS), Windows()
         self._service = DecayingMean()
         self._samples = 0  # counted as far as they are a cold engine's
         # Of loads and what a token took at each: means, spread of the loads, and how both go together.
         self._load = self._mean_ms = self._var = self._cov = 0.0
         self._taken, self._at = 0, 0.0
+
+    @property
+    def interference_share(self) -> float:
+        """By what share of a lone token's time each request under way lengthens a token.
+
+        Set to another value, it changes what a lone token is thought to take, not what was measured at a load.
+        """
+        return self._interference_share
+
+    @interference_share.setter
+    def interference_share(self, share: float) -> None:
+        former = self._interference_share
+        self._alone.rescale(lambda load: (1.0 + former * max(load - 1.0, 0.0)) / (1.0 + share * max(load - 1.0, 0.0)))
+        self._interference_share = share
 
     @property
     def sampled_at(self) -> float | None:
@@ -211,7 +226,7 @@ class Speed:
 
     def ended(self, decode_ms: float, service_ms: float, completion_tokens: int, load: float, now: float) -> None:
         """An answer ended `decode_ms` after its first token and `service_ms` after dispatch, with `load` requests under
-        way, itself among them."""
+        way in the mean since its first token, itself among them."""
         if SERVICE_MS[0] <= service_ms <= SERVICE_MS[1]:
             self._service.take(service_ms, now)
         if completion_tokens < 2 or not 1.0 <= load <= _LOAD_MAX:
@@ -220,7 +235,7 @@ class Speed:
         if not TPOT_MS[0] <= tpot_ms <= TPOT_MS[1]:
             return
         worth = 1.0 if self._samples == _COLD_SAMPLES else self._worth()
-        self._alone.take(max(TPOT_MS[0], tpot_ms / (1.0 + self.interference_share * (load - 1.0))), now, worth)
+        self._alone.take(max(TPOT_MS[0], tpot_ms / (1.0 + self._interference_share * (load - 1.0))), now, worth, load)
         self._fit_load(tpot_ms, load, now)
 
     def _worth(self) -> float:
@@ -266,7 +281,7 @@ class Speed:
         prefill_ms_per_token, prefill = self._prefill.read(now)
         lone_ms, lone = self._alone.read(now)
         service_ms, service = self._service.read(now)
-        alone_ms = self._mean_ms / (1.0 + self.interference_share * max(self._load - 1.0, 0.0)) or 1.0
+        alone_ms = self._mean_ms / (1.0 + self._interference_share * max(self._load - 1.0, 0.0)) or 1.0
         keep = _decay(self._at - now)
         keep_cov, keep_var = keep * self._cov / alone_ms, keep * self._var
         return Measured(prefill_ms_per_token, lone_ms, service_ms, prefill, lone, service, keep_cov, keep_var)

@@ -13,6 +13,10 @@ from __future__ import annotations
 
 from bisect import insort
 from math import exp, inf
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 WINDOW_S = 1.0
 KEPT = 16  # windows: at TAU_S the oldest of a steady flow counts an eighth
@@ -25,24 +29,25 @@ _REBASE_S = 50.0 * TAU_S
 
 class Windows:
     """See the module's docstring. `half` is the weight of samples at which a window's evidence is 1/2: 1 sample, or
-    that many tokens if samples are weighted by tokens.
+    that many tokens if samples are weighted by tokens. Samples may be taken at a load, for `rescale`.
     """
 
-    __slots__ = ("_closed", "_half", "_open", "_opened_at", "_since", "by_age", "by_value", "sampled_at")
+    __slots__ = ("_closed", "_half", "_loads", "_open", "_opened_at", "_since", "by_age", "by_value", "sampled_at")
 
     def __init__(self, half: float = 1.0) -> None:
         self._half = half
         # Closed windows: value, and evidence as it was when they were opened, times what has faded of evidence between
         # `_since` and then. So all of them fade by one factor, and none is touched again.
-        self.by_age: list[tuple[float, float]] = []
+        self.by_age: list[tuple[float, float, float]] = []  # and its mean load
         self.by_value: list[tuple[float, float]] = []
         self._closed = 0.0  # their evidence, in sum
         self._since = 0.0
         self._open: list[tuple[float, float]] = []
+        self._loads = 0.0  # of the open ones, in sum
         self._opened_at = 0.0
         self.sampled_at: float | None = None
 
-    def take(self, sample: float, now: float, weight: float = 1.0) -> None:
+    def take(self, sample: float, now: float, weight: float = 1.0, load: float = 0.0) -> None:
         """Add a finite sample with a weight above 0. The caller checks its domain."""
         if self._open and now - self._opened_at >= WINDOW_S:
             self._close()
@@ -52,17 +57,25 @@ class Windows:
                 self._rebase(now)
         if len(self._open) < SAMPLES_MAX:
             self._open.append((sample, weight))
+            self._loads += load
         self.sampled_at = now
 
     def adopt(self, value: float, evidence: float, now: float) -> None:
         """Start with another balancer's figure and the evidence for it, as windows of equal value."""
         self._rebase(now)
         n_windows = min(KEPT, int(evidence) + 1)
-        self.by_age = [(value, max(0.0, evidence - 0.5) / n_windows)] * n_windows
-        self.by_value = list(self.by_age)
-        self._closed = sum([evidence for _, evidence in self.by_age])
-        self._open.clear()
+        self.by_age = [(value, max(0.0, evidence - 0.5) / n_windows, 0.0)] * n_windows
+        self.by_value = [(value, evidence) for value, evidence, _ in self.by_age]
+        self._forget_open()
         self.take(value, now, self._half)  # which is half a window's
+
+    def rescale(self, factor: Callable[[float], float]) -> None:
+        """Multiply the samples by a factor above 0, which depends on the load at which they were taken."""
+        self.by_age = [(value * factor(load), evidence, load) for value, evidence, load in self.by_age]
+        self.by_value = sorted([(value, evidence) for value, evidence, _ in self.by_age])
+        if self._open:
+            by = factor(self._loads / len(self._open))
+            self._open = [(value * by, weight) for value, weight in self._open]
 
     def read(self, now: float) -> tuple[float, float]:
         """The value, and the evidence for it as of `now`: (0, 0) before the first sample."""
@@ -82,18 +95,22 @@ class Windows:
 
     def _close(self) -> None:
         window = self._window()
-        self.by_age.append(window)
+        self.by_age.append((*window, self._loads / len(self._open)))
         insort(self.by_value, window)
         if len(self.by_age) > KEPT:
-            self.by_value.remove(self.by_age.pop(0))
-        self._closed = sum([evidence for _, evidence in self.by_age])
+            self.by_value.remove(self.by_age.pop(0)[:2])
+        self._forget_open()
+
+    def _forget_open(self) -> None:
+        self._closed = sum([evidence for _, evidence, _ in self.by_age])
         self._open.clear()
+        self._loads = 0.0
 
     def _rebase(self, now: float) -> None:
         """Measure time from `now` on, so that the exponent stays small."""
         left = exp(min(0.0, self._since - now) / TAU_S)
-        self.by_age = [(value, evidence * left) for value, evidence in self.by_age]
-        self.by_value = sorted(self.by_age)
+        self.by_age = [(value, evidence * left, load) for value, evidence, load in self.by_age]
+        self.by_value = sorted([(value, evidence) for value, evidence, _ in self.by_age])
         self._closed *= left
         self._since = now
 

@@ -21,6 +21,7 @@ from farhop.balance import outcome
 from farhop.balance.bounds import SlotLimit
 from farhop.relay.http.connection import ClientConnection, ClientLimits, LargeBodyQueue
 from farhop.relay.http.cork import Cork
+from farhop.relay.http.keepalive import keep_alive
 from farhop.relay.http.tls import GIVES_WAY_S, Handshakes, client_of
 
 if TYPE_CHECKING:
@@ -140,10 +141,9 @@ class Listener:
         """Have the kernel end a connection whose peer acknowledges nothing for `send_s`; those accepted from now on
         inherit it. What fits its buffers (67 KB, some 270 chunks) looks taken to us: a client whose packets go
         elsewhere (an anycast route moved) would keep an engine at work for so long, or to the end of its answer."""
-        option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
-        if option is not None and self._server is not None:
+        if self._server is not None:
             for sock in self._server.sockets:
-                sock.setsockopt(socket.IPPROTO_TCP, option, min(int(1e3 * self._limits.send_s), 0x7FFFFFFF))
+                keep_alive(sock, self._limits.send_s)
 
     def _connection(self) -> ClientConnection:
         return ClientConnection(self, self._handler, self._limits, self._budget)

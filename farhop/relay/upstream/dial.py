@@ -10,10 +10,15 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from farhop.relay.http.keepalive import keep_alive
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _P = TypeVar("_P", bound=asyncio.Protocol)
+# What is sent reaches the other end's kernel in a round trip, unless packets are lost: this is six repeats of it, whose
+# intervals double from 0.2 s. Below what upstreams may be silent for, so that what was sent in vain is sent elsewhere.
+UNACKNOWLEDGED_S = 20.0
 _STAGGER_S = 0.25  # RFC 8305 §8: longer than most round trips, and short against `connect_s`
 
 
@@ -27,13 +32,16 @@ async def dial(make: Callable[[], _P], host: str, port: int) -> tuple[asyncio.Tr
         raise socket.gaierror(socket.EAI_NONAME, "not a host name") from None
     places = list(dict.fromkeys((entry[0], entry[4]) for entry in found))
     if len(places) == 1:
-        return await loop.create_connection(make, str(places[0][1][0]), port)
-    sock = await _first(places)
-    try:
-        return await loop.create_connection(make, sock=sock)
-    except BaseException:
-        sock.close()
-        raise
+        made = await loop.create_connection(make, str(places[0][1][0]), port)
+    else:
+        sock = await _first(places)
+        try:
+            made = await loop.create_connection(make, sock=sock)
+        except BaseException:
+            sock.close()
+            raise
+    keep_alive(made[0].get_extra_info("socket"), UNACKNOWLEDGED_S)
+    return made
 
 
 async def _first(places: Sequence[tuple[int, Any]]) -> socket.socket:

@@ -24,14 +24,23 @@ def cpu_s() -> float:
     return time.process_time()
 
 
-class Clock:
-    """`now()` in seconds; `wall_ns(now)` is that moment in epoch nanoseconds, by one reading of the wall clock."""
+_LOOK_S = 1.0  # after which the wall clock is read again
+_STEP_NS = 50_000_000  # less is the time between two readings; slewing changes both clocks alike
 
-    __slots__ = ("_base_ns", "_offset")
+
+class Clock:
+    """`now()` in seconds; `wall_ns(now)` is that moment in epoch nanoseconds.
+
+    The wall clock may be set while the process runs (a host that started before it knew the time), and the other one
+    may stand still (a virtual machine that was suspended): how far they are apart is looked at again and again.
+    """
+
+    __slots__ = ("_base_ns", "_offset", "_read_at")
 
     def __init__(self, rng: Random) -> None:
         self._offset = rng.uniform(1e3, 1e6) - time.monotonic()
-        self._base_ns = time.time_ns() - int(self.now() * 1e9)
+        self._base_ns = 0
+        self._read()
 
     def now(self) -> float:
         """Monotonic seconds since a random origin."""
@@ -39,8 +48,16 @@ class Clock:
 
     def wall_ns(self, now: float) -> int:
         """Epoch nanoseconds of a moment given by `now()`."""
+        if now - self._read_at > _LOOK_S:
+            self._read()
         return self._base_ns + int(now * 1e9)
 
     def wall_s(self, now: float) -> float:
         """The wall-clock time at the monotonic time `now`, in seconds since 1970."""
         return self.wall_ns(now) / 1e9
+
+    def _read(self) -> None:
+        self._read_at = self.now()
+        base_ns = time.time_ns() - int(self._read_at * 1e9)
+        if abs(base_ns - self._base_ns) > _STEP_NS:
+            self._base_ns = base_ns

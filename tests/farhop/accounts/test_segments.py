@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,36 @@ def test_a_step_of_the_wall_clock_deletes_nothing_until_it_has_held_for_a_day(tm
     assert measured_in(86_000.0) == [1]
     assert measured_in(400.0) == []
     files.close()
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced", "with its folder"])
+def test_where_the_open_file_is_taken_away_another_begins(tmp_path: Path, how: str) -> None:
+    """It has what follows, and sorts after the one that is gone, also if the clock goes back."""
+    folder, wall_s = tmp_path / "a" / "b", [time.time()]
+    files = Segments(folder, Bounds(), numbered, time.monotonic, lambda: wall_s[0])
+    files.open()
+    for n in range(3):
+        files.put(n)
+    until(lambda: files.written == 3)
+    (gone,) = folder.glob("*.open")
+    wall_s[0] -= 3600.0
+    if how == "moved":
+        gone.rename(tmp_path / "kept")
+    elif how == "replaced":
+        gone.unlink()
+        gone.write_bytes(b"")
+    elif how == "removed":
+        gone.unlink()
+    else:
+        shutil.rmtree(tmp_path / "a")
+    for n in range(3, 6):
+        files.put(n)
+    until(lambda: files.written == 6)
+    files.close()
+    assert numbers(tmp_path) == [3, 4, 5]
+    (whole,) = folder.glob("*.jsonl")
+    assert whole.name > gone.name
+    assert (files.lost, files.trouble) == (0 if how == "moved" else 3, "")
 
 
 def test_records_that_a_full_disk_refused_are_written_once_there_is_room(

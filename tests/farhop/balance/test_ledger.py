@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from farhop.balance.ledger import Ledger, Load, Reservation
 
@@ -32,9 +33,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger(lambda target, load: self.changes.append((target, load)), columns=True)
         self.live: dict[str, Reservation] = {}
 
-    @rule(request_id=IDS, place=TARGETS, prefill=TOKENS, kv=TOKENS, marks=MARKS, answer=TOKENS)
-    def reserve(self, request_id: str, place: str, prefill: int, kv: int, marks: tuple[int, ...], answer: int) -> None:
-        reservation = Reservation(place, prefill, kv, marks, answer)
+    @rule(request_id=IDS, place=TARGETS, prefill=TOKENS, kv=TOKENS, marks=MARKS, answer=TOKENS, context=TOKENS)
+    def reserve(
+        self, request_id: str, place: str, prefill: int, kv: int, marks: tuple[int, ...], answer: int, context: int
+    ) -> None:
+        reservation = Reservation(place, prefill, kv, marks, answer, context_tokens=context)
         if request_id in self.live:
             with pytest.raises(ValueError, match=request_id):
                 self.ledger.reserve(request_id, reservation)
@@ -54,9 +57,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if request_id in self.live and self.live[request_id].began_at is None:
             held = self.live[request_id]
             self.changed(held.target)
-            self.live[request_id] = Reservation(
-                held.target, 0, held.kv_tokens, held.marks, held.answer_tokens, float(now)
-            )
+            self.live[request_id] = replace(held, prefill_tokens=0, began_at=float(now))
 
     @rule(request_id=IDS)
     def release(self, request_id: str) -> None:
@@ -91,6 +92,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 sum(r.answer_tokens for r in mine),
                 sum(r.began_at is not None for r in mine),
                 sum(r.began_at or 0.0 for r in mine),
+                sum(r.context_tokens for r in mine),
             )
             assert rows_of(self.ledger, target) == [
                 (r.kv_tokens - r.answer_tokens, r.answer_tokens, inf if r.began_at is None else r.began_at)

@@ -308,6 +308,26 @@ def test_a_queue_that_an_engine_only_repeats_while_nothing_is_sent_there_keeps_n
     assert not scraped(14.5, 0.7)  # it moved
 
 
+def test_an_answers_speed_belongs_to_the_mean_load_of_its_time_not_to_the_last() -> None:
+    """Beside 10 requests for a second and 90 for another, of which but one are over before it ends; a new view comes
+    in between. Without a time, or if the sum began anew, what there is counts."""
+    known = Replicas(HealthConfig(), Estimates())
+    known.adopt(view_of([replica("a")]))
+    for n in range(90):
+        known.now = float(n >= 10)
+        known.ledger.reserve(f"q{n}", Reservation("a", 1, 1))
+    known.adopt(view_of([replica("a"), replica("b")]))
+    known.now = 2.0
+    for n in range(89):
+        known.ledger.release(f"q{n}")
+    loads = []
+    known.speeds.ended = lambda *of: loads.append(of[4])  # type: ignore[method-assign]
+    known.served("a", 2000.0, 2000.0, 101, (0.0, 0.0), 2.0)
+    known.served("a", 0.0, 0.0, 101, (2.0, known.whole.in_flight_s.item(0)), 2.0)
+    known.served("a", 1000.0, 1000.0, 101, (1.0, 1e9), 2.0)
+    assert loads == [0.5 * (10 + 90), 2.0, 2.0]
+
+
 def test_a_version_has_its_own_able_replicas_as_cheap_as_a_model() -> None:
     known = Replicas(HealthConfig(rise=1), Estimates())
     known.adopt(view_of([replica("r1", version="v1"), replica("r2", version="v2"), replica("r3", version="v2")]))

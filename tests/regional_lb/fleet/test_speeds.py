@@ -164,6 +164,34 @@ def test_batch_interference_is_that_of_the_kind_if_a_replicas_own_load_never_var
     assert known["b"].batch_interference_ms == pytest.approx(0.3, rel=0.25)
 
 
+def test_what_each_request_adds_is_guessed_from_the_contexts_that_are_read() -> None:
+    known = speeds(replica("a", tpot_ms=20.0), replica("b", tpot_ms=40.0, gpu="A100"))
+    known.loaded("a", Load(4, context_tokens=4 * 8000), 0.0)
+    known.refresh(0.5)
+    assert known["a"].batch_interference_ms == pytest.approx(0.007 * 8 * 20.0)
+    assert known["b"].batch_interference_ms == pytest.approx(0.007 * 8 * 40.0)  # it has none yet: the same work
+    known.loaded("b", Load(1, context_tokens=500), 0.5)
+    known.refresh(1.0)
+    assert known["b"].batch_interference_ms == pytest.approx(0.007 * 0.5 * 40.0)
+    known.loaded("a", Load(), 1.0)
+    known.refresh(20.0)
+    assert known["a"].batch_interference_ms == pytest.approx(0.007 * 8 * 20.0)  # nothing newer is known
+
+
+def test_a_token_is_known_at_the_present_load_while_load_rises() -> None:
+    """Three engines from 20 to 170 requests in 15 s, as after a restart: what each request adds is learned meanwhile,
+    and what a token takes is never thought to be a multiple of what it takes."""
+    known, names = speeds(replica("a"), replica("b"), replica("c")), ("a", "b", "c")
+    serve(known, 0.0, 5, 20.0, a=7.0, b=7.0, c=7.0)
+    for n in range(75):
+        now, load = 5.0 + n / 5, 20.0 + 2.0 * n
+        for name in names:
+            known.ended(name, 100 * (2.0 + 0.25 * load), 1e4, 101, load, now)
+        known.refresh(now)
+        for name in names:
+            assert known[name].tpot_at(load) == pytest.approx(2.0 + 0.25 * load, rel=0.2)
+
+
 def test_a_new_process_begins_with_configured_speeds_and_others_keep_theirs() -> None:
     known = speeds(replica("a"), replica("b"))
     serve(known, 0.0, 10, a=20.0, b=60.0)

@@ -78,7 +78,7 @@ def test_a_picks_field_does_not_change_with_later_load() -> None:
     choice = pick(NEED, both.whole, (), Predictive(), 0.0, Random(1))
     before = choice.ranked
     both.ledger.reserve("q", Reservation("r1", 700, 700))
-    both.served("r2", 1e4, 1e5, 100, 0.0)
+    both.served("r2", 1e4, 1e5, 100, (0.0, 0.0), 0.0)
     both.age(1.0)
     assert choice.ranked == before
 

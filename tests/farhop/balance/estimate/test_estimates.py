@@ -128,6 +128,19 @@ def test_the_time_that_each_request_adds_to_a_token_is_learned(
         assert at_load_ms == pytest.approx(alone_ms + each_ms * (load - 1), rel=0.05)
 
 
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=5), st.floats(1.0, 300.0))
+@RUN
+def test_what_a_token_takes_at_the_usual_load_does_not_change_with_what_each_request_adds(
+    shares: list[float], load: float
+) -> None:
+    speed = Speed()
+    for n in range(50):
+        speed.ended(100 * 35.0, 1e4, 101, load, 0.1 * n)
+    for share in shares:
+        speed.interference_share = share
+        assert speed.measured(5.0).alone_ms * (1.0 + share * (load - 1.0)) == pytest.approx(35.0)
+
+
 def test_the_first_samples_of_a_cold_engine_weigh_a_quarter() -> None:
     cold, warm = Speed(), Speed()
     for n in range(16):

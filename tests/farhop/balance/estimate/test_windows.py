@@ -59,6 +59,19 @@ def test_many_samples_of_one_second_are_one_window_and_bounded() -> None:
     assert made.read(200.0)[1] < KEPT
 
 
+def test_each_window_is_rescaled_by_its_own_load() -> None:
+    made = Windows()
+    for n in range(200):
+        load = 1.0 + n // 10
+        made.take(2.0 * load, n / 10, load=load)
+    _, evidence = made.read(20.0)
+    made.rescale(lambda load: 0.5 / load)
+    assert made.read(20.0) == (1.0, evidence)
+    made.take(1.0, 25.0)
+    made.rescale(lambda load: 1.0)
+    assert made.read(25.0)[0] == 1.0
+
+
 @given(SAMPLES, st.floats(0.0, 1e5), st.floats(0.0, 1e3))
 @RUN
 def test_the_median_is_one_of_its_samples_and_its_evidence_falls_with_age(

@@ -83,6 +83,7 @@ async def test_an_address_that_answers_serves_whatever_the_others_do(
         transport, protocol = await asyncio.wait_for(dial(counted, NAME, port), 60.0)
         assert transport.get_extra_info("peername")[0] == "127.0.0.1"
         assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert counted.open == {protocol}
     await closed(transport, counted)
     server.close()

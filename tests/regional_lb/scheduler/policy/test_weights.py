@@ -22,6 +22,6 @@ def test_without_configured_weights_measured_speed_decides() -> None:
     slow, fast = weights.of(known.whole).tolist()
     assert fast == 4.0 * slow
     for n in range(100):
-        known.served("fast", 100.0, 1000.0, 10, 0.1 * n)
+        known.served("fast", 100.0, 1000.0, 10, (0.0, 0.0), 0.1 * n)
     known.age(10.0)
     assert 0.9 < weights.of(known.whole).item(1) < 1.0 + 1e-9  # a request in a second
