@@ -125,9 +125,12 @@ def _region(above: GlobalBalancer, name: str) -> dict[str, object]:
 
 
 def _serves(above: GlobalBalancer, name: str) -> bool:
-    instances = _region(above, name).get("instances") or []
+    region = _region(above, name)
+    instances = region.get("instances") or []
     assert isinstance(instances, list)
-    return any(model["replicas_ready"] for one in instances for model in one["models"].values())
+    # Reports may come before the region is up: then another region is preferred.
+    up = region.get("state") == "up"
+    return up and any(model["replicas_ready"] for one in instances for model in one["models"].values())
 
 
 @pytest.fixture(autouse=True)
