@@ -293,6 +293,11 @@ class Replicas:
         known = self._able.get(variant)
         return known if known is not None and known.names else self._find_able(variant, now)
 
+    def doubtful(self, model: str, now: float) -> tuple[str, ...]:
+        """The replicas of a model that are not simply UP: a probe failed, they are ejected, or were never probed."""
+        names = self.view.by_model.get(model, ())
+        return tuple(n for n in names if n not in self.health or self.health[n].read(now).state is not State.UP)
+
     def too_short(self, model: str, context_tokens: float) -> tuple[str, ...]:
         """The replicas of a model that cannot hold a request of this many tokens, prompt and answer together."""
         known = self._context_tokens.get(model, {})
@@ -457,11 +462,11 @@ class Replicas:
         decode_ms: float,
         service_ms: float,
         completion_tokens: int,
-        loaded: tuple[float, float],
+        load_since: tuple[float, float],
         now: float,
     ) -> None:
-        """An answer ended `decode_ms` after its first token and `service_ms` after dispatch. `loaded`: when about it
-        began (monotonic seconds), and the replica's Columns.in_flight_s then.
+        """An answer ended `decode_ms` after its first token and `service_ms` after dispatch. `load_since`:
+        RequestState.load_since.
 
         Its tokens took what they took at the mean load of that time. At the end there may be a multiple of that, or
         nearly none: while load rises, answers that began beside few requests end beside many.
@@ -469,7 +474,7 @@ class Replicas:
         row = self.whole.of.at.get(name)
         if row is None:
             return
-        since, in_flight_s = loaded
+        since, in_flight_s = load_since
         load = (self.whole.in_flight_s.item(row) - in_flight_s) / (now - since) if now > since else 0.0
         if load < 1.0:  # nothing to go by, or the sum began anew: what there is now, and the answer itself
             load = self.whole.in_flight.item(row) + 1.0

@@ -101,7 +101,7 @@ class _Kind:
     """Peers: their rows, and what is known of them together, as logarithms of shares of what is configured."""
 
     __slots__ = (
-        "answered", "began", "context_tokens", "in_flight", "interference_share", "level", "memory", "models",
+        "answered", "began", "context_token_s", "in_flight_s", "interference_share", "level", "memory", "models",
         "occupancy", "remembered_s", "role", "rows",
     )  # fmt: skip
 
@@ -113,7 +113,7 @@ class _Kind:
         self.memory = np.zeros(_FIGURES)
         self.remembered_s = np.zeros(_FIGURES)  # over how much time with samples, less what was forgotten
         self.occupancy = Occupancy()
-        self.in_flight = self.context_tokens = 0.0  # in sum over time, forgetting
+        self.in_flight_s = self.context_token_s = 0.0  # integrals over time of the members' loads, forgetting
         self.interference_share = INTERFERENCE_SHARE  # as all members have it
 
     def learn(self, own: Columns, evidence: Columns, wider: Columns, dt_s: float) -> None:
@@ -372,8 +372,8 @@ class Speeds:
         keep = exp(-dt_s / FIT_TAU_S)
         for kind in self._kinds.values():
             loads = [self._loads[row] for row in kind.rows.tolist()]
-            kind.in_flight = kind.in_flight * keep + dt_s * sum([load.in_flight for load in loads])
-            kind.context_tokens = kind.context_tokens * keep + dt_s * sum([load.context_tokens for load in loads])
+            kind.in_flight_s = kind.in_flight_s * keep + dt_s * sum([load.in_flight for load in loads])
+            kind.context_token_s = kind.context_token_s * keep + dt_s * sum([load.context_tokens for load in loads])
 
     def _fit_interference(self, now: float) -> None:
         """By what share of a lone token's time each request lengthens a token: one figure per kind, from the loads of
@@ -381,10 +381,13 @@ class Speeds:
         each member would be noise, and would separate equals. What tokens took at the loads that there were stays, and
         so does what is known of the kind."""
         kinds = self._kinds.values()
-        in_flight, context_tokens = sum(kind.in_flight for kind in kinds), sum(kind.context_tokens for kind in kinds)
-        usual_tokens = context_tokens / in_flight if in_flight else CONTEXT_TOKENS
+        in_flight_s, context_token_s = (
+            sum(kind.in_flight_s for kind in kinds),
+            sum(kind.context_token_s for kind in kinds),
+        )
+        usual_tokens = context_token_s / in_flight_s if in_flight_s else CONTEXT_TOKENS
         for kind in kinds:
-            tokens = kind.context_tokens / kind.in_flight if kind.in_flight else usual_tokens
+            tokens = kind.context_token_s / kind.in_flight_s if kind.in_flight_s else usual_tokens
             guess = INTERFERENCE_SHARE * tokens / CONTEXT_TOKENS
             cov, var = np.add.reduce(self._load_fit[:, kind.rows], axis=1).tolist()
             share = (cov + _INTERFERENCE_DOUBT * guess) / (var + _INTERFERENCE_DOUBT)

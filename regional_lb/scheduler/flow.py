@@ -294,7 +294,7 @@ class RegionalFlow:
                 state.prefilled_at, elapsed_ms = now, (now - state.forwarded_at) * 1e3
                 table = self.replicas.whole
                 if state.replica in table.of.at:
-                    state.loaded = now, table.in_flight_s[table.of.at[state.replica]]
+                    state.load_since = now, table.in_flight_s[table.of.at[state.replica]]
                 assert state.pick is not None  # it has chosen
                 self.overdue_requests.began(elapsed_ms, state.expected_ms)
                 if not state.resumes:
@@ -712,7 +712,7 @@ class RegionalFlow:
         )  # fmt: skip
         self.replicas.ledger.reserve(request.id, reservation)
         state.prefilled_at, table = now + ttft_ms / 1e3, self.replicas.whole
-        state.loaded = now, table.in_flight_s[table.of.at[chosen.replica]]
+        state.load_since = now, table.in_flight_s[table.of.at[chosen.replica]]
         state.expected_ms = ttft_ms + (1.0 if request.stream else state.need.output_tokens) * chosen.tpot_ms
         self.overdue_requests.sent(chosen.replica, request.id, state.expected_ms, now)
         if half is None:  # as in _will_cache; a replica that only decodes always has a half that prefills for it
@@ -948,6 +948,11 @@ class RegionalFlow:
             state.budgeted = self.budget.take()
         state.transport_retries += reason.source is Source.TRANSPORT
         state.tried += (failed,)
+        if reason is outcome.CONNECT_FAILED:
+            # Several may have stopped together: one whose last probe failed, too, comes after those that are well.
+            doubtful = self.replicas.doubtful(state.request.model, now)
+            if self.wait_estimate.others(state, now, (*state.tried, *doubtful)):
+                state.tried += doubtful
         if reason in _ASKED_ONCE and not self.wait_estimate.serving(state.variant, now, state.tried):
             return [self._refuse(state, reason, _GAVE_UP[reason], now)]
         if reason is outcome.TOO_LONG:

@@ -52,7 +52,7 @@ class Learning:
         expected = estimates.output_tokens(request.tenant, request.model, request.max_tokens)
         estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
         decode_ms, service_ms = (now - state.prefilled_at) * 1e3, (now - state.forwarded_at) * 1e3
-        self._replicas.served(state.replica, decode_ms, service_ms, usage.completion_tokens, state.loaded, now)
+        self._replicas.served(state.replica, decode_ms, service_ms, usage.completion_tokens, state.load_since, now)
         self._replicas.answer_ended(state.replica, usage.completion_tokens, expected)
         pick = state.pick
         chosen = pick.chosen if pick is not None and pick.prefill is None else None

@@ -38,8 +38,9 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     cached_tokens: float = 0.0
     forwarded_at: float = 0.0
     prefilled_at: float = 0.0  # when the first token came or, for an answer in one piece, was expected
-    # About when its tokens began to come (`prefilled_at`, or when it was sent), and its replica's in_flight_s then.
-    loaded: tuple[float, float] = (0.0, 0.0)
+    # When it was sent or, of a stream, when its first token came, and its replica's Columns.in_flight_s then: from both
+    # follows the mean load beside it.
+    load_since: tuple[float, float] = (0.0, 0.0)
     expected_ms: float = 0.0  # the expected time from sending the request to the beginning of the answer
     pick: Pick | None = None  # the last choice of a replica; None: none yet
     assigned: Assigned | None = None  # the version that a split gave it; None: no split

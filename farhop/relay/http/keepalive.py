@@ -2,6 +2,8 @@
 
 Firewalls and address translators forget a connection that nothing crosses for some minutes, and drop what comes later
 without a word. Ours are quiet while an answer in one piece is generated, and between two requests.
+
+Never sends or closes anything itself: the kernel does.
 """
 
 from __future__ import annotations

@@ -479,6 +479,40 @@ def test_a_replica_that_refused_a_prompt_does_not_count_as_holding_it(how: str) 
         assert left == held
 
 
+def test_after_a_refused_connection_a_replica_is_asked_whose_probes_are_answered() -> None:
+    """Of three replicas two stop together; the second has failed a probe, which does not yet take it down."""
+    flow = regional(*(replica(name) for name in ("r1", "r2", "r3")), health=HealthConfig(rise=1, fall=3))
+    for name in ("r1", "r2", "r3"):
+        flow.handle(ReplicaProbed(name, True), 0.0)
+    asked = request("a", 400)
+    (first,) = (c.target for c in flow.handle(machine.RequestArrived(asked), 1.0) if isinstance(c, Forward))
+    second, third = (name for name in ("r1", "r2", "r3") if name != first)
+    flow.handle(ReplicaProbed(second, False), 1.1)
+    commands = flow.handle(machine.AttemptFailed(asked.id, 1, outcome.CONNECT_FAILED), 1.2)
+    assert [c.target for c in commands if isinstance(c, Forward)] == [third]
+    flow.handle(ReplicaProbed(third, False), 1.3)
+    commands = flow.handle(machine.AttemptFailed(asked.id, 2, outcome.CONNECT_FAILED), 1.4)
+    assert [c.target for c in commands if isinstance(c, Forward)] == [second]  # better than none
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answers_tokens_are_learned_from_at_the_mean_load_beside_it(stream: bool) -> None:
+    """It begins beside nine others, and ends alone: eight of them leave halfway, one at its end."""
+    flow = regional(replica("r1", slots=64, kv_tokens=1_000_000))
+    loads: list[float] = []
+    flow.replicas.speeds.ended = lambda *of: loads.append(of[4])  # type: ignore[method-assign]
+    others = [request(f"o{n}", 400) for n in range(9)]
+    asked = replace(request("a", 400), stream=stream)
+    for one in (*others, asked):
+        flow.handle(machine.RequestArrived(one), 0.0)
+    assert flow.replicas.ledger.load("r1").context_tokens >= 10 * 100
+    flow.handle(machine.AttemptBegan(asked.id, 1, 200), 0.0)
+    for one, at in ((others[n], 2.0 if n < 8 else 4.0) for n in range(9)):
+        flow.handle(machine.AttemptEnded(one.id, 1, 200, None, whole=True), at)
+    flow.handle(machine.AttemptEnded(asked.id, 1, 200, machine.Usage(100, 50), whole=True), 4.0)
+    assert loads == [pytest.approx((2.0 * 10 + 2.0 * 2) / 4.0)]
+
+
 def test_a_prefix_that_other_prompts_share_stays_cached_if_the_first_of_them_is_refused() -> None:
     """Their beginning is there: they have it computed."""
     flow = regional(replica("r1", kv_tokens=1_000_000))
