@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -85,12 +86,14 @@ async def emulated(
 
 async def test_a_repeated_request_is_a_cache_hit_with_the_same_bytes() -> None:
     async with emulated() as (up, gpu):
+        began = time.monotonic()
         first, again = [await send(up.entry, chat(body=body())) for _ in range(2)]
+        elapsed_s = time.monotonic() - began
         assert (first.status, word(first), word(again)) == (200, "miss", "hit")
         assert first.body == again.body
         assert gpu.asked == 1
         assert again.headers["x-farhop-region"] == "virginia"
-        assert 0 <= int(again.headers["age"]) < 60
+        assert 0 <= int(again.headers["age"]) <= elapsed_s
         assert again.headers["x-farhop-decision"] != first.headers["x-farhop-decision"]
         record = up.global_.decisions.get(again.headers["x-farhop-decision"])
         assert record is not None

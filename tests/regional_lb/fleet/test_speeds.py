@@ -190,6 +190,9 @@ def test_a_token_is_known_at_the_present_load_while_load_rises() -> None:
         known.refresh(now)
         for name in names:
             assert known[name].tpot_at(load) == pytest.approx(2.0 + 0.25 * load, rel=0.2)
+    known.restarted("a")
+    known.refresh(serve(known, 20.0, 5, 168.0, a=44.0, b=44.0, c=44.0))
+    assert known["a"].tpot_at(168.0) == pytest.approx(44.0, rel=0.1)
 
 
 def test_a_new_process_begins_with_configured_speeds_and_others_keep_theirs() -> None:
