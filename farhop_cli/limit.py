@@ -106,7 +106,7 @@ def set_limit(
         options = ", ".join("--" + name.removeprefix("micro_").replace("_", "-") for name in NAMES)
         fail(f"give a limit: one of {options}")
     new = _New(tenant, whose, given, how, against, region_document.authorship(why, by), fleet_options.fleet())
-    notes = (f"lent out by {how.home}" if how.home else "requests under way are not disturbed",)
+    notes = ("requests under way are not disturbed",)
     asked = SettingChange(
         _key(tenant), "", new.whom, new.document, check=new.check, notes=notes, effects=new.effects
     )  # fmt: skip

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LINES_MAX = 10
 WRONG_MAX, BUSY_MAX = 4, 3
 NO_ENTRY = "unknown: no global balancer was found; does one run, and may it write its address to etcd?"
-NOT_TOLD = "as entries see it: no regional balancer answered, or none is known here (a context finds them)"
+NOT_TOLD = "as entries see it: no regional balancer answered (with --config none is asked; a context asks all)"
 _LATELY_S = 60.0  # older failures of requests are not reported
 
 

@@ -65,7 +65,7 @@ def test_summary_of_a_healthy_fleet_shows_where_the_load_is():
 def test_summary_of_entries_alone_notes_missing_regional_balancers():
     upper = [balancer("tokyo", law_epoch=7, regions=[view("tokyo"), view("paris")])]
     assert summed(upper, [])[3:] == [
-        "load: as entries see it: no regional balancer answered, or none is known here (a context finds them)",
+        "load: as entries see it: no regional balancer answered (with --config none is asked; a context asks all)",
         "  paris: up, 25% used, wait 12.0 ms",
         "  tokyo: up, 25% used, wait 12.0 ms",
     ]
