@@ -119,11 +119,6 @@ def _later(make: Maker, name: str) -> Callable[[], Program]:
     return lambda: make(name, Random(name))
 
 
-def _always(name: str) -> Iterator[str]:
-    while True:
-        yield name
-
-
 def _rate(per_s: float) -> None:
     if not (isfinite(per_s) and per_s >= 0.0):
         raise WorkloadError(f"per_s: {per_s!r} is no rate; give 0 or more a second")

@@ -21,7 +21,7 @@ from farhop.relay.formats import cacheable
 from farhop.relay.formats.prompt import BodyError
 from farhop.relay.http.head import EXPLAIN
 from farhop.relay.upstream.recording import AnswerRecording, Reader, SharedExchange, complete_recording, sliced
-from farhop.service.admission.ingress import as_it_came
+from farhop.service.admission.ingress import within_arrival_law
 from farhop.service.observability.request_telemetry import CacheUse
 from global_lb.routing.answer_cache import Alone, AnswerCache, Follow, Hit, Lead, StoredAnswer
 
@@ -361,9 +361,9 @@ class AnswerCacheRelay:
         client, exchange = _client(reader), reader.exchange
         if exchange.callbacks is reader:
             exchange.callbacks = None
-            active, came_under = client.active, client.active.context.came_under
-            if came_under is not None and came_under is not self._flow.law:
-                active.request = as_it_came(active.request, came_under, self._flow.law)
+            active, arrival_law = client.active, client.active.context.arrival_law
+            if arrival_law is not None and arrival_law is not self._flow.law:
+                active.request = within_arrival_law(active.request, arrival_law, self._flow.law)
             try:
                 self._alone(client, "leader_failed")
             except Exception as error:  # noqa: BLE001 - no caller would answer its client

@@ -292,7 +292,7 @@ class GlobalBalancer:
             config.region, self.flow,
             lambda regions: self.flow.regions.view.models(regions), config.limits.request_s,
         )  # fmt: skip
-        self.telemetry.may_record, self.telemetry.under = self.authenticator.recorded, self.flow
+        self.telemetry.may_record, self.telemetry.law_holder = self.authenticator.recorded, self.flow
         self.telemetry.collector = config.collector_in(self.topology)
         self.flow.law_changes.append(self.telemetry.law_changed)
         if config.unicast is not None:

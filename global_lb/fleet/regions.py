@@ -164,7 +164,8 @@ class Regions:
         self._tables: dict[str, Table] = {}  # by model: those asked for
         self._stale: dict[str, dict[str, bool]] = {}  # regions whose row there changed: whole, or by what was sent
         self._known_eligible: dict[tuple[frozenset[str], str], _Eligible] = {}
-        self._settled: dict[str, tuple[Region | None, bool] | None] = {}
+        # By region, what its guards were updated by (its view, whether it was usable) when all of them became calm.
+        self._calm: dict[str, tuple[Region | None, bool] | None] = {}
         self._touched: set[str] = set()  # regions whose liveness may have changed
         self.lost: set[str] = set()  # regions whose liveness had a `lost_at` when candidates were looked for last
         self._seen: dict[str, tuple[State, str]] = {}  # what each was when candidates were found
@@ -180,7 +181,7 @@ class Regions:
         if (pilots or {}).keys() != self.scaling.pilots.keys():
             for gone in self.scaling.pilots.keys() - (pilots or {}).keys():
                 self._uncap(gone)
-            self._settled.clear()
+            self._calm.clear()
             self._known_eligible.clear()
         self.scaling.configure(pilots or {})
         if spill == self._spill and prices == self._prices:
@@ -188,7 +189,7 @@ class Regions:
         self._spill, self._guard_config, self._prices = spill, spill.guard, prices
         for guard in self.guards.values():
             guard.configure(self._guard_config)
-        self._settled.clear()  # a calm one may not be by these
+        self._calm.clear()  # a calm one may not be by these
         self._forget_tables()
 
     def adopt(self, view: View, now: float) -> None:
@@ -198,11 +199,11 @@ class Regions:
         for name, known in view.regions.items():
             if self.view.regions.get(name) != known:
                 self.take(name, known)
-            self.settle(name, now)
+            self.update_guards(name, now)
 
     def take(self, name: str, known: Region | None) -> None:
         """Set the state of one region: what it acknowledges is no longer outstanding, and instances that left are
-        forgotten. None: nothing is known of it any more. To be settled next."""
+        forgotten. None: nothing is known of it any more. Call `update_guards` next."""
         before = self.view.regions.get(name)
         self.view = self.view.put(name, known)
         if self.instances.take(name, known) or before is None or known is None:
@@ -266,20 +267,20 @@ class Regions:
         health = self.liveness.get(region, _UNKNOWN).read(now)
         return health.state in (State.UP, State.SUSPECT) or health.share > 0.0
 
-    def settle(self, region: str, now: float) -> None:
+    def update_guards(self, region: str, now: float) -> None:
         """Inform the guards whether the region can be used, and how much of it is in use."""
         if now >= self.scaling.due:
             for name in self.scaling.look(self.view, lambda name: self._usable(name, now), self.on_map, now):
                 self._known_eligible.clear()
                 if name != region:
-                    self._settle(name, now)
-        self._settle(region, now)
+                    self._update_guards_of(name, now)
+        self._update_guards_of(region, now)
 
-    def _settle(self, region: str, now: float) -> None:
+    def _update_guards_of(self, region: str, now: float) -> None:
         pilots, known = self.scaling.pilots, self.view.regions.get(region)
         asleep = region in pilots and self.scaling.asleep(region)
         usable = not asleep and self._usable(region, now)
-        if (settled := self._settled.get(region)) and settled[0] is known and settled[1] == usable:
+        if (was := self._calm.get(region)) and was[0] is known and was[1] == usable:
             return  # nothing has changed since all of the region's guards were calm
         calm, warm, instances = True, self._warm, self.instances
         ready = instances.served(region) if usable else {}
@@ -309,7 +310,7 @@ class Regions:
                 calm = False
             elif warm:
                 warm.pop(line, None)
-        self._settled[region] = (known, usable) if calm else None
+        self._calm[region] = (known, usable) if calm else None
 
     def availability(self, region: str, now: float) -> tuple[State, bool, bool, Collection[str]]:
         """What decides whether a held request can go: the region's state, whether it takes requests at all, whether it

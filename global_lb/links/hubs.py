@@ -43,7 +43,7 @@ class Hub:
         self._on_report, self._refused, self._clock = on_report, refused, clock
         self.trouble: str | None = None
         self._keys: set[str] = set()
-        self._doubted: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
         self._reports = 0
         self._revision = 0
         self._changed_at: float | None = None  # when anything last came of it
@@ -79,23 +79,23 @@ class Hub:
         try:
             report = decode(value)
         except DocumentError:
-            self._doubt("malformed")
+            self._refuse("malformed")
             return
         if (report.region, report.instance) != parse_report_key(key):
-            self._doubt("misplaced")
+            self._refuse("misplaced")
             return
         self._reports += 1
         reason = take(report)
         if reason is not None:
             self._count(reason)
 
-    def _doubt(self, reason: str) -> None:
+    def _refuse(self, reason: str) -> None:
         self._refused(reason)
         self._count(reason)
 
     def _count(self, reason: str) -> None:
-        if reason in self._doubted or len(self._doubted) < REASONS_MAX:
-            self._doubted[reason] += 1
+        if reason in self._refusals or len(self._refusals) < REASONS_MAX:
+            self._refusals[reason] += 1
 
     def status(self) -> dict[str, Any]:
         """Its state, for people. `age_s`: since the last change came; None if it never has."""
@@ -108,5 +108,5 @@ class Hub:
             "age_s": None if self._changed_at is None else self._clock() - self._changed_at,
             "balancers": len(self.listed),
             "reports": self._reports,
-            "refused": dict(self._doubted),
+            "refused": dict(self._refusals),
         }

@@ -37,7 +37,7 @@ IDLE_S, IDLE, IDLE_SILENCE = RESTED_S, 2.0, 1.25
 LAW_AGAIN_S = 2.0  # between two attempts to agree on one law
 LAW_TIMEOUT_S = 10.0
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
-_DISBELIEVED = ("andshake failed", "Hostname Verification")  # in what gRPC says where TLS fails
+_TLS_FAILURES = ("andshake failed", "Hostname Verification")  # in what gRPC says where TLS fails
 
 
 class SilentAttempt(Protocol):
@@ -107,8 +107,8 @@ class BalancerLink:
         self._stub = region_pb2_grpc.RegionStub(self.channel)
         self._alive_at = _loop_time()  # anything at all
         self._wake = asyncio.Event()  # to see whether to ping
-        self._broke = False  # a stream, since the last ping
-        self._unlike = asyncio.Event()  # it applies another law than this balancer
+        self._stream_broke = False  # a stream, since the last ping
+        self._laws_differ = asyncio.Event()  # it applies another law than this balancer
         self._tasks = Tasks()
         self._tasks.start(self._ping(), f"ping {address}")
         self._tasks.start(self._reports(), f"read the reports of {address}")
@@ -141,7 +141,7 @@ class BalancerLink:
             except grpc.aio.AioRpcError as error:
                 lost += self._alive_at < asked_at  # else it speaks, and only this was lost
                 why = error.details() or ""
-                if any(text in why for text in _DISBELIEVED):
+                if any(text in why for text in _TLS_FAILURES):
                     watcher.on_tls_failure(self.address, why)
                 if lost >= PINGS_LOST:
                     watcher.on_channel(self._name, False)
@@ -173,14 +173,14 @@ class BalancerLink:
 
         # asyncio.timeout does more, at several times the cost; and uvloop's timers may fire a millisecond early.
         loop = asyncio.get_running_loop()
-        while not self._broke and (at := due(watcher.in_use(self._name, IDLE_S))) > loop.time():
+        while not self._stream_broke and (at := due(watcher.in_use(self._name, IDLE_S))) > loop.time():
             timer = loop.call_at(at + 1e-3, self._wake.set)
             try:
                 await self._wake.wait()
             finally:
                 timer.cancel()
             self._wake.clear()
-        self._broke = False
+        self._stream_broke = False
 
     def used(self) -> None:
         """A request was sent there after a while without any: from now on it is asked as one in use."""
@@ -196,10 +196,10 @@ class BalancerLink:
                     request.begins = False
                     laws = self._watcher.laws
                     if laws is not None and message.law_epoch not in (0, laws.law.held_epoch):
-                        self._unlike.set()
+                        self._laws_differ.set()
             except grpc.aio.AioRpcError as error:
                 self._watcher.on_stream_failed("reports", error.code())
-            self._broke = True
+            self._stream_broke = True
             self._wake.set()
             await asyncio.sleep(self._config.watch.ping_s * self._watcher.jitter())
 
@@ -207,8 +207,8 @@ class BalancerLink:
         """If its law has another epoch than ours, the side with the later law sends it; until then both continue."""
         proven = self._config.certified_name(self._name[0]) is not None
         while True:
-            await self._unlike.wait()
-            self._unlike.clear()
+            await self._laws_differ.wait()
+            self._laws_differ.clear()
             if not laws.may_believe(proven=proven):
                 await asyncio.sleep(LAW_AGAIN_S)
                 continue

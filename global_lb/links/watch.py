@@ -114,8 +114,8 @@ class Watcher:
         self._known_ms: dict[str, float] = {}  # by region, the round-trip time that the machine knows
         self.links: dict[tuple[str, str], BalancerLink] = {}  # to each balancer of each region, by both names
         self._up: dict[tuple[str, str], bool] = {}
-        # Incarnation and seq of what came after all later ones, and since when that goes on.
-        self._past: dict[tuple[str, str], tuple[tuple[int, int], float]] = {}
+        # Of reports older than the one known: the greatest (incarnation, seq), and since when such reports come.
+        self._late: dict[tuple[str, str], tuple[tuple[int, int], float]] = {}
         self._tasks = Tasks()
         self.retired = Tasks()
         # By instance, where redirected clients find it as it said itself, proven by its certificate.
@@ -192,7 +192,7 @@ class Watcher:
         region, instance = name
         del self._reports[name]
         self._unwatched(self._instances[region].pop(instance))
-        self._past.pop(name, None)
+        self._late.pop(name, None)
         self._client_urls.pop(name, None)
         if self.laws is not None:
             self.laws.left("/".join(name))
@@ -211,7 +211,11 @@ class Watcher:
         rerouted = _reachability(self.config) != _reachability(config)
         self.config = config
         gone = before.regions.keys() - topology.regions.keys()
-        left = {name for name, (report, _) in self._reports.items() if name[0] in gone or not self._in_place(report)}
+        left = {
+            name
+            for name, (report, _) in self._reports.items()
+            if name[0] in gone or not self._addresses_allowed(report)
+        }
         for name in left:
             self._drop(name)
         self.distances.remap(topology)
@@ -242,21 +246,21 @@ class Watcher:
         if self._closed:
             return None  # a link may still speak while it is being closed
         if report.region not in self._topology.regions:
-            return self._doubt("unknown_region")
+            return self._refuse("unknown_region")
         name = (report.region, report.instance)
         known = self._reports.get(name)
-        if not (known is not None and _as_before(known[0], report)) and not self._in_place(report):
-            return self._doubt("address_not_allowed")
+        if not (known is not None and _as_before(known[0], report)) and not self._addresses_allowed(report):
+            return self._refuse("address_not_allowed")
         if known is None and len(self._reports) >= INSTANCES_MAX:
-            return self._doubt("too_many_instances")
+            return self._refuse("too_many_instances")
         now = self._clock()
         if known is not None and (known[0].incarnation, known[0].seq) >= (report.incarnation, report.seq):
             if known[0].incarnation != report.incarnation:
-                if not self._goes_on(name, report, known[1], now):
-                    return self._doubt("past_incarnation")
-            elif now - known[1] <= self.config.watch.report_age_s or not self._goes_on_for_long(name, report, now):
+                if not self._past_incarnation_continues(name, report, known[1], now):
+                    return self._refuse("past_incarnation")
+            elif now - known[1] <= self.config.watch.report_age_s or not self._lower_seq_continues(name, report, now):
                 return None  # the other path was faster, or it is late
-        self._past.pop(name, None)
+        self._late.pop(name, None)
         self._reports[name] = (report, now)
         instances, instance = self._instances.setdefault(report.region, {}), self._instance(report, now)
         before = instances.get(report.instance)
@@ -274,9 +278,9 @@ class Watcher:
         """A report that was kept on disk, from before we were: where its sender may be found, and no sign of life."""
         name = (report.region, report.instance)
         if report.region not in self._topology.regions:
-            return self._doubt("unknown_region")
-        if not self._in_place(report):
-            return self._doubt("address_not_allowed")  # what may be dialled is decided now, not when it was kept
+            return self._refuse("unknown_region")
+        if not self._addresses_allowed(report):
+            return self._refuse("address_not_allowed")  # what may be dialled is decided now, not when it was kept
         if self._closed or name in self._reports or len(self._reports) >= INSTANCES_MAX:
             return None
         at = self._clock() - self.config.watch.report_age_s
@@ -286,27 +290,29 @@ class Watcher:
         self._react(RegionKnown(report.region, self._region(report.region)))
         return None
 
-    def _goes_on(self, name: tuple[str, str], report: RegionReport, received_at: float, now: float) -> bool:
+    def _past_incarnation_continues(
+        self, name: tuple[str, str], report: RegionReport, received_at: float, now: float
+    ) -> bool:
         """Whether a past incarnation is the one that lives: it counts on, while the later one has long been silent."""
-        at, (before, _) = (report.incarnation, report.seq), self._past.get(name, ((0, 0), now))
-        self._came_late(name, report, now)
+        at, (before, _) = (report.incarnation, report.seq), self._late.get(name, ((0, 0), now))
+        self._note_late(name, report, now)
         silent = now - received_at > self.config.watch.report_age_s
         return silent and before[0] == at[0] and at[1] > before[1]
 
-    def _goes_on_for_long(self, name: tuple[str, str], report: RegionReport, now: float) -> bool:
+    def _lower_seq_continues(self, name: tuple[str, str], report: RegionReport, now: float) -> bool:
         """Whether an instance keeps counting below its known sequence number, which was seen only once. (A hub that was
         cut off and delivers the past shows lower numbers, too, but all at once.)"""
-        before, since = self._past.get(name, ((0, 0), now))
-        self._came_late(name, report, now)
+        before, since = self._late.get(name, ((0, 0), now))
+        self._note_late(name, report, now)
         goes_on = before[0] == report.incarnation and report.seq > before[1]
         return goes_on and now - since > self.config.watch.report_age_s
 
-    def _came_late(self, name: tuple[str, str], report: RegionReport, now: float) -> None:
-        before, since = self._past.get(name, ((0, 0), now))
+    def _note_late(self, name: tuple[str, str], report: RegionReport, now: float) -> None:
+        before, since = self._late.get(name, ((0, 0), now))
         at = (report.incarnation, report.seq)
-        self._past[name] = max(before, at), since if before[0] == at[0] else now
+        self._late[name] = max(before, at), since if before[0] == at[0] else now
 
-    def _in_place(self, report: RegionReport) -> bool:
+    def _addresses_allowed(self, report: RegionReport) -> bool:
         """Whether its addresses are allowed for its region: otherwise anybody who can write a report could direct
         prompts to a host of their own.
         """
@@ -315,7 +321,7 @@ class Watcher:
             hosts.append(urlsplit(report.client_url).hostname or "")
         return all(self.config.allows(report.region, host) for host in hosts)
 
-    def _doubt(self, reason: str) -> str:
+    def _refuse(self, reason: str) -> str:
         self._refused(reason)
         return reason
 

@@ -502,9 +502,9 @@ class GlobalFlow:
         """
         regions = self.regions
         before = regions.availability(region, now) if self.held else None
-        regions.settle(region, now)
+        regions.update_guards(region, now)
         change()
-        regions.settle(region, now)
+        regions.update_guards(region, now)
         law = self.law.knowing(regions.lineages.of)
         commands = [] if law is self.law else self._apply_law(law, now)
         if region in self._absent_regions:

@@ -74,7 +74,7 @@ class Listeners:
         above = peer_authenticator_of(config.tier, config.trust_domain)
         self.hop_authenticator = HopAuthenticator(self._hop_verifier, flow, clock, names_body=not above.mutual)
         self.authenticator = KeyAuthenticator(config.region, flow, self._offered, config.limits.request_s)
-        instruments.telemetry.may_record, instruments.telemetry.under = self.authenticator.recorded, flow
+        instruments.telemetry.may_record, instruments.telemetry.law_holder = self.authenticator.recorded, flow
         instruments.telemetry.collector = config.collector_in(flow.law.topology)
         flow.law_changes.append(instruments.telemetry.law_changed)
         self._redirect_tokens = RedirectTokenVerifier(

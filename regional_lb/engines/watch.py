@@ -184,13 +184,13 @@ class Watcher:
         """Problems of the last observations of a replica, and their reasons."""
         return list(self._observed[name].problems.values()) if name in self._observed else []
 
-    def _problem(self, one: _Observed, what: str, problem: str, said: bool = True) -> None:
+    def _problem(self, one: _Observed, what: str, problem: str, log: bool = True) -> None:
         """Record the result of a check, "" if it was good. Ignored for replicas that are no longer watched."""
         if not problem:
             one.problems.pop(what, None)
         elif one.is_current():
             one.problems[what] = problem
-            if said:
+            if log:
                 self._warn(one.name, problem, what)
 
     async def close(self) -> None:
@@ -230,7 +230,7 @@ class Watcher:
                     verdict = probes.FAILED if cold else verdict
                 # Said once that it is down: one that starts together with us is there a moment later.
                 why = _ASLEEP if one.asleep and not prober.why else _unwell(prober.why, verdict)
-                self._problem(one, "health", why, said=fails >= self._watch.fall)
+                self._problem(one, "health", why, log=fails >= self._watch.fall)
                 if verdict.gone and one.able and self._models_ruled():
                     verdict = probes.UNREADY  # at once: what listens there next is another process
                 self._probed(one, verdict)

@@ -73,7 +73,7 @@ class Replicas:
         # Set by what asks engines which models they serve: told of a replica that is, or may be, another process, as a
         # request found (the outcome).
         self.doubted: Callable[[str, Outcome], None] = lambda _name, _reason: None
-        self.still = False  # the last event brought nothing new
+        self.unchanged = False  # the last event brought nothing new
         self.alive = ""  # the replica whose engine was seen to work by the last event; an answered probe does not count
         self._reduced: dict[str, ReducedCapacity] = {}  # by name, only replicas whose capacity is reduced: rarely any
         self._handlers: dict[type[Event], Callable[[Any, float], str | None]] = {
@@ -97,7 +97,7 @@ class Replicas:
         """Apply an event about replicas. Returns the only replica whose room it may have changed; None: any; "":
         none.
         """
-        self.alive, self.still, self.now = "", False, now
+        self.alive, self.unchanged, self.now = "", False, now
         return self._handlers[type(event)](event, now)
 
     def adopt(self, view: View) -> View:
@@ -185,7 +185,7 @@ class Replicas:
                 queued = 0
         if queued != sample.waiting or since is not None:
             sample = replace(sample, queued=queued, since=since)
-        self.still = before is not None and sample.same(before) and sample.at - before.at < SAMPLE_FRESH_S
+        self.unchanged = before is not None and sample.same(before) and sample.at - before.at < SAMPLE_FRESH_S
         if before is not None and sample.restarted(before):
             self._forget(name)
         elif before is not None and self.unreported_hits.overrates(name, sample.prefix_hits - before.prefix_hits):
@@ -212,7 +212,7 @@ class Replicas:
         if self.health_tracker.probed(event, now):
             self._able.clear()
         else:
-            self.still = True
+            self.unchanged = True
         if health is not None and not was_down and health.read(now).state is State.DOWN:
             self.silent.append(event.target)
         if self.health_tracker.reducing:
@@ -314,7 +314,7 @@ class Replicas:
         known = self._context_tokens.get(model, {})
         return max(known.values(), default=0.0) > known.get(name, inf)
 
-    def settled_until(self, now: float) -> float:
+    def health_unchanged_until(self, now: float) -> float:
         """Until when the set of able replicas stays the same if no event comes; `now` while the capacity of any is
         reduced."""
         return now if self.health_tracker.reducing else self._able_until

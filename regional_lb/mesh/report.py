@@ -103,11 +103,11 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._served: dict[str, tuple[tuple[str, ...], ModelFacts]] = {}
         self.draining = False
         self._changed = asyncio.Condition()
-        self._published_at, self._seen = -inf, -1  # and how much of the flow's news that knew
+        self._published_at, self._news_reported = -inf, -1  # when, and up to which of the flow's `news`
         self.latest = self.build()
         self._tasks = Tasks()
         self._publication: Publication | None = None
-        self._unfit = ""  # why the last report is not in etcd
+        self._store_problem = ""  # why the last report is not in etcd
         self.streams = 0
         self.prefixes = PrefixPublisher(instance, flow, clock, incarnation, prefix_nodes_per_s)
 
@@ -202,7 +202,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         hub.
         """
         status = publication_status(self._publication, hub)
-        return status if not self._unfit else {name: why or self._unfit for name, why in status.items()}
+        return status if not self._store_problem else {name: why or self._store_problem for name, why in status.items()}
 
     def hold(self) -> None:
         """Show callers, before this balancer is open, that no work is accepted yet."""
@@ -213,20 +213,20 @@ class Reporter(region_pb2_grpc.RegionServicer):
         """Begin to publish."""
         self.draining = False
         self._published_at = self._clock()
-        await self._publish(self.build())
+        await self._set_latest(self.build())
         key = report_key(self._region, self._instance)
         stored = self.latest
         self._publication = await store.publish(key, self._document(stored) or self._bare(stored), LEASE_S)
         self._tasks.start(self._look(), "look for changes to report")
-        self._tasks.start(self._store(self._publication, stored.seq), "report to the store")
+        self._tasks.start(self._write_to_store(self._publication, stored.seq), "report to the store")
 
     def _document(self, report: RegionReport) -> bytes | None:
         """As it is written to etcd; None if it is too large for that, since engines may name many models: gRPC carries
         all of it. Signing takes some 50 us, at most four times a second."""
         try:
-            document, self._unfit = encode(report), ""
+            document, self._store_problem = encode(report), ""
         except DocumentError as error:
-            self._unfit = f"the report is not renewed in etcd, only over gRPC: {error}"
+            self._store_problem = f"the report is not renewed in etcd, only over gRPC: {error}"
             return None
         return (
             document if self._signer is None else self._signer.seal(report_key(self._region, self._instance), document)
@@ -234,9 +234,9 @@ class Reporter(region_pb2_grpc.RegionServicer):
 
     def _bare(self, report: RegionReport) -> bytes:
         """A minimal report: where this balancer is, and whether it accepts requests."""
-        unfit, document = self._unfit, self._document(replace(report, models=(), accepted_bytes={}))
+        unfit, document = self._store_problem, self._document(replace(report, models=(), accepted_bytes={}))
         assert document is not None  # addresses and names alone
-        self._unfit = unfit
+        self._store_problem = unfit
         return document
 
     def look(self) -> RegionReport | None:
@@ -246,9 +246,9 @@ class Reporter(region_pb2_grpc.RegionServicer):
         flow.scaling.look(now)
         # A look early rather than late: the gap is then never longer than it may be. Half a look for rounding.
         due = now - self._published_at >= LONGEST_GAP_S - 1.5 * LOOK_S
-        if not due and flow.still_until(self._seen, now) > now and self._unchanged():
+        if not due and flow.report_holds_until(self._news_reported, now) > now and self._unchanged():
             return None
-        self._seen, fresh = flow.news, self.build()
+        self._news_reported, fresh = flow.news, self.build()
         if not due and not moved(self.latest, fresh):
             self._seq -= 1  # it was not sent: the number is free again
             return None
@@ -259,11 +259,12 @@ class Reporter(region_pb2_grpc.RegionServicer):
         while True:
             await asyncio.sleep(LOOK_S)
             if (fresh := self.look()) is not None:
-                await self._publish(fresh)
+                await self._set_latest(fresh)
             now = self._clock()
-            still_until = min(self._flow.still_until(self._seen, now), self._published_at + LONGEST_GAP_S - 2 * LOOK_S)
-            if still_until > now + LOOK_S and self._unchanged():
-                await self._news(min(still_until - now, RECHECK_S))
+            latest_at = self._published_at + LONGEST_GAP_S - 2 * LOOK_S
+            holds_until = min(self._flow.report_holds_until(self._news_reported, now), latest_at)
+            if holds_until > now + LOOK_S and self._unchanged():
+                await self._news(min(holds_until - now, RECHECK_S))
 
     async def _news(self, seconds: float) -> None:
         """Wait for a change, for at most `seconds`."""
@@ -283,12 +284,12 @@ class Reporter(region_pb2_grpc.RegionServicer):
         latest, flow = self.latest, self._flow
         return latest.draining == self.draining and latest.accepted_bytes == flow.accepted_bytes
 
-    async def _publish(self, report: RegionReport) -> None:
+    async def _set_latest(self, report: RegionReport) -> None:
         self.latest = report
         async with self._changed:
             self._changed.notify_all()
 
-    async def _store(self, publication: Publication, stored: int) -> None:
+    async def _write_to_store(self, publication: Publication, stored: int) -> None:
         """Its own task: a store that hangs must not hold up what goes out over gRPC."""
         while True:
             await asyncio.sleep(STORE_GAP_S)
@@ -304,7 +305,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         """Say on both paths that nothing more is taken, then take the report away."""
         self.draining = True
         await self._tasks.close()
-        await self._publish(self.build())
+        await self._set_latest(self.build())
         if self._publication is not None:
             with contextlib.suppress(TimeoutError, StoreError):  # then its lease ends it
                 async with asyncio.timeout(FINAL_REPORT_S):

@@ -197,10 +197,10 @@ class RegionalFlow:
             wake()
         return commands
 
-    def still_until(self, news: int, now: float) -> float:
+    def report_holds_until(self, news: int, now: float) -> float:
         """Until when (monotonic seconds) a report stays true if no event comes: no replica's health changes by time
         alone before that. `now` if there was news since the caller read `news`."""
-        return self.replicas.settled_until(now) if self.news == news else now
+        return self.replicas.health_unchanged_until(now) if self.news == news else now
 
     def wants_tokens(self, request: Request, now: float) -> bool:
         """Whether this request must arrive with its prompt's tokens; otherwise they may follow (PromptTokenized). False
@@ -507,12 +507,12 @@ class RegionalFlow:
         return commands + self._fill_all(now) + recalled
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
-        stood = {name for name, one in self.replicas.view.replicas.items() if not one.draining}
+        undrained = {name for name, one in self.replicas.view.replicas.items() if not one.draining}
         self.replicas.adopt(event.view)
         self.policies.adopt(self.replicas.whole.of.names)
         law = self.law.knowing(self.replicas.lineages.of)
         commands = self._fill_all(now) if law is self.law else self._apply_law(law, now)
-        return commands + self._move_away(stood, now)
+        return commands + self._move_away(undrained, now)
 
     def _policies_changed(self, event: PoliciesChanged, now: float) -> list[Command]:
         self.policies.override(event.choices)
@@ -544,7 +544,7 @@ class RegionalFlow:
 
     def _fleet_changed(self, event: Event, now: float) -> list[Command]:
         replica = self.replicas.handle(event, now)
-        self.news -= self.replicas.still
+        self.news -= self.replicas.unchanged  # a bool: an event that changed nothing is no news
         if self.replicas.alive:
             self.overdue_requests.alive(self.replicas.alive, now)
         commands = self._retry_silent(now) if self.replicas.silent else []
@@ -613,12 +613,13 @@ class RegionalFlow:
         known = self.replicas.view.replicas.get(state.replica)
         return known is not None and known.draining and state.request.stream
 
-    def _move_away(self, stood: set[str], now: float) -> list[Command]:
+    def _move_away(self, undrained: set[str], now: float) -> list[Command]:
+        """Pace the streams off replicas that were `undrained` in the view before and are drained in this one."""
         if self.config.move_over_s is None or not any(
-            self.replicas.view.replicas[name].draining for name in stood & self.replicas.view.replicas.keys()
+            self.replicas.view.replicas[name].draining for name in undrained & self.replicas.view.replicas.keys()
         ):
             return []
-        streams = [one for one in self.requests.values() if one.replica in stood and self._leaves(one)]
+        streams = [one for one in self.requests.values() if one.replica in undrained and self._leaves(one)]
         interval_s = self.config.move_over_s / max(1, len(streams))
         return [self._move_at(state, now + n * interval_s) for n, state in enumerate(streams, 1)]
 
@@ -839,7 +840,7 @@ class RegionalFlow:
             line = self.queue.line_of(variant, but=1)
             free = ANY(self.replicas.table(able).room(0.0, 0.0, now, line))
             released = self._release_one(variant, able, now, line=line) if free else []
-            released = released or self._release_fallen(variant, now, line=line)
+            released = released or self._release_to_other_version(variant, now, line=line)
             if not released:
                 break
             commands += released
@@ -883,7 +884,7 @@ class RegionalFlow:
             )
         return list(islice(due, K_WAITING))
 
-    def _release_fallen(self, variant: str, now: float, *, line: Line | None) -> list[Command]:
+    def _release_to_other_version(self, variant: str, now: float, *, line: Line | None) -> list[Command]:
         """Release a request that failed at all replicas of its version, or is too long for them, if another version may
         serve it: its own queue waits for its version's replicas."""
         if model_of(variant) == variant:

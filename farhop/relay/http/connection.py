@@ -69,10 +69,10 @@ class ClientLimits(msgspec.Struct, frozen=True):
 
 # A refused body up to this size is read and dropped, so that the connection stays of use.
 _DRAIN_BYTES_MAX = 64 * 1024
-_READING = 5  # times its own size: what reading a large body takes beside it
+_READING_FACTOR = 5  # times its own size: what reading a large body takes beside it
 _HEADS_A_TURN = 16  # of one connection: refused at once they take 0.1 ms each, from any client
 _BYTES_A_TURN = 16 * 1024  # of more than one request: the worst bodies of 8 KiB take 1 to 2 ms each to read
-_LARGE_BYTES = 64 * 1024
+_LARGE_BYTES = 64 * 1024  # read in a turn of its own; far larger ones in another process (admission.large_bodies)
 _READ_A_TURN = 128 * 1024  # more from one client waits a turn: uvloop would read up to 8 MB, which takes 10 to 40 ms
 # What no valid head contains, however much of it is still to come: bare line ends, control characters.
 _NEVER = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -80,7 +80,7 @@ _END = b"\r\n\r\n"
 # Of struct tcp_info (linux/tcp.h): tcpi_min_rtt, microseconds; all bits set where nothing was measured.
 _TCP_INFO_BYTES, _MIN_RTT, _NO_RTT = 152, 148, 0xFFFFFFFF
 _ANYBODY = ""  # the holder that it counts to before the tenant is known
-_CROWDED = {
+_TOO_MANY = {
     outcome.TOO_MANY_CONNECTIONS: "too many connections: retry later, or at another entry",
     outcome.TOO_MANY_CONNECTIONS_OF_CLIENT: "too many connections from your address: close some, or reuse them",
 }
@@ -224,7 +224,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but ancestry
         reason = self._listener.admit(self, transport.get_extra_info("peername"))
         if reason is not None:
-            self._refuse(answers.refusal(reason, _CROWDED[reason], retry_after_s=1.0))
+            self._refuse(answers.refusal(reason, _TOO_MANY[reason], retry_after_s=1.0))
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """The connection is gone, and with it everybody's answer."""
@@ -368,7 +368,7 @@ class ClientConnection(asyncio.Protocol):
             moved = tenant == self.tenant or self.is_hop or self._move_to(tenant)
             exchange.counted = moved and self._listener.requests.take(1, tenant)
             if not exchange.counted:
-                self._refuse(_crowded())
+                self._refuse(_too_many_requests())
                 return data
         if whole_bytes is not None:
             exchange.body_bytes, exchange.body = whole_bytes, data[:whole_bytes]  # all of it is no copy
@@ -493,7 +493,7 @@ class ClientConnection(asyncio.Protocol):
             return  # its client left meanwhile
         exchange.waits = False
         # What reading takes beside the body, at most: texts at four bytes a character, and the chain's copy of them.
-        reading_bytes = _READING * len(exchange.body)
+        reading_bytes = _READING_FACTOR * len(exchange.body)
         if not self._budget.take(reading_bytes, exchange.tenant):
             refused = _no_buffer()
             exchange.abandon(refused.outcome, refused.status)
@@ -725,7 +725,7 @@ def handshake_us(sock: SupportsOptions) -> int | None:
     return least if 0 < least < _NO_RTT else None
 
 
-def _crowded() -> Reply:
+def _too_many_requests() -> Reply:
     detail = "too many requests of this tenant are under way here: retry when some are answered"
     return answers.refusal(outcome.TENANT_OVER_SHARE, detail, retry_after_s=1.0)
 

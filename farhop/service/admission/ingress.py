@@ -71,11 +71,11 @@ def _probed(head: Head, ready: Callable[[], bool]) -> Reply:
     return answers.Reply(200 if good else 503, b"", outcome.SERVED, _NO_STORE, b"text/plain")
 
 
-def as_it_came(request: Request, came_under: Law, now: Law) -> Request:
+def within_arrival_law(request: Request, arrival_law: Law, now: Law) -> Request:
     """The request within what the law allows that it came under, by what the law in force knows of models' bases. Its
     machine judges it by the law in force when it gets it: that is another if one came while its body was on the way, or
     while it waited (to be read, for quota, for another's answer)."""
-    lawful = came_under.knowing(now.lineage).request_verdict(request).lawful
+    lawful = arrival_law.knowing(now.lineage).request_verdict(request).lawful
     return replace(request, lawful=lawful if request.lawful is None else lawful & request.lawful)
 
 
@@ -193,7 +193,7 @@ class Ingress:
         context.kind, context.caller, exchange.tenant = kind, caller, caller.tenant
         self._telemetry.admitted(context, head, outside=not exchange.is_hop)
         if caller.attempt:
-            self._telemetry.came(context, caller)
+            self._telemetry.attempt_arrived(context, caller)
         context.decision_id = caller.decision_id or f"{self._rng.getrandbits(64):016x}"
         if not caller.recorded:
             self._telemetry.mute(context)
@@ -217,9 +217,9 @@ class Ingress:
         caller, kind, reader = context.caller, context.kind, self.reader
         assert caller is not None  # `head` let it pass
         assert kind is not None
-        under = self._telemetry.under
+        holder = self._telemetry.law_holder
         # The law of its head is not that of now: a body may be long on its way.
-        if under is not None and context.law is not under.law and (shut := self._authenticator.shut_out(caller)):
+        if holder is not None and context.law is not holder.law and (shut := self._authenticator.shut_out(caller)):
             return shut
         if exchange.body[:1] == bodies.BOM[:1]:
             exchange.body = bodies.without_bom(kind, exchange.body)
@@ -346,9 +346,9 @@ class Ingress:
         request = replace(request, body_bytes=len(body), chain=self.reader.chain_anew(exchange, body))
         context.body_sha256, context.model = b"", request.model  # it was of the body that came
         self._mute_unless_recorded(context, caller, request.model)
-        under = self._telemetry.under
-        if under is not None and context.came_under is not None:  # of the others it was asked when the body was here
-            request = as_it_came(request, context.came_under, under.law)
+        holder = self._telemetry.law_holder
+        if holder is not None and context.arrival_law is not None:  # of the others it was asked when the body was here
+            request = within_arrival_law(request, context.arrival_law, holder.law)
 
         def proceed(_since: float) -> None:
             assert self.relay is not None
@@ -396,9 +396,9 @@ class Ingress:
         context: RequestContext = exchange.context
         assert context.caller is not None  # `head` let it pass
         assert context.kind is not None
-        under, came_under = self._telemetry.under, context.came_under
-        if under is not None and came_under is not None and came_under is not under.law:
-            request = as_it_came(request, came_under, under.law)
+        holder, arrival_law = self._telemetry.law_holder, context.arrival_law
+        if holder is not None and arrival_law is not None and arrival_law is not holder.law:
+            request = within_arrival_law(request, arrival_law, holder.law)
         if self._anycast and exchange.local_host in self._anycast and redirect_token.HEADER not in exchange.head.known:
             request = replace(request, by_anycast=True)
         if prompt.hide_usage and not exchange.sees_answer:

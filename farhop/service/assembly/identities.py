@@ -51,7 +51,7 @@ class Identities:
 
     def let_in(self, authenticator: KeyAuthenticator, ingress: Ingress) -> None:
         """Accept them at a port for clients, in addition to API keys."""
-        authenticator.also(self._issued, self.tokens)
+        authenticator.admit_issued(self._issued, self.tokens)
         authenticator.certificates = self.certificates
         ingress.asks_certificate = self.certificates is not None
 

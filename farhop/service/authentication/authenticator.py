@@ -18,7 +18,7 @@ from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.identity.api_keys import PRIORITY_MAX, Keyring, NotIdentified, Principal
 from farhop.identity.hop_token import BodyMac
-from farhop.identity.redirect_token import HEADER as PASS
+from farhop.identity.redirect_token import HEADER as REDIRECT_TOKEN
 from farhop.identity.tenant_certificates import HEADER as CERTIFICATE
 from farhop.relay import answers
 from farhop.relay.http.head import values
@@ -129,7 +129,7 @@ class KeyAuthenticator:
     """
 
     _details = _DETAILS
-    raises = False
+    may_raise_priority = False
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class KeyAuthenticator:
         self.certificates: TenantCertificates | None = None  # callers with a certificate and nothing else
         self._callers: dict[Principal, Caller] = {}  # under this law, for callers without wishes of their own
 
-    def also(self, issued: KeyBook, tokens: SignedTokens | None = None) -> None:
+    def admit_issued(self, issued: KeyBook, tokens: SignedTokens | None = None) -> None:
         """Also admit callers by the keys of this book, and by these tokens."""
         self._keyring = Keyring(self._holder.law.topology.key, issued.get, lambda: wall().timestamp(), tokens)
         issued.changes.append(self._issued_anew)
@@ -166,28 +166,32 @@ class KeyAuthenticator:
             self._callers.clear()
             self._under = law
         known = head.known
-        if self.by_token is not None and PASS in known:
+        if self.by_token is not None and REDIRECT_TOKEN in known:
             wish = narrow_of(known.get(b"x-farhop-allow"))
-            return _no_wish() if wish is None else self._within(self.by_token(known[PASS], head.path), wish)
+            return (
+                _unreadable_allow()
+                if wish is None
+                else self._within(self.by_token(known[REDIRECT_TOKEN], head.path), wish)
+            )
         principal = self._identified(head)
         if not isinstance(principal, Principal):
-            return self._nobody(principal)
+            return self._unidentified(principal)
         if principal.key_id and (refused := self._key_refusal(principal, head)) is not None:
             return refused
         named = _HOST.match(known.get(b"host", b""))
         if named is not None or b"x-farhop-allow" in known or b"x-farhop-timeout-ms" in known:
-            return self._let_in(principal, head, (named[1] or named[2]).decode().lower() if named is not None else "")
+            return self._admitted(principal, head, (named[1] or named[2]).decode().lower() if named is not None else "")
         caller: Caller | Reply | None = self._callers.get(principal)
         if caller is not None:
             return caller
-        caller = self._let_in(principal, head)
+        caller = self._admitted(principal, head)
         if isinstance(caller, Caller):
             if len(self._callers) >= CALLERS_MAX:
                 del self._callers[next(iter(self._callers))]
             self._callers[principal] = caller
         return caller
 
-    def _nobody(self, why: NotIdentified | Outcome) -> Reply:
+    def _unidentified(self, why: NotIdentified | Outcome) -> Reply:
         if isinstance(why, NotIdentified):
             return answers.refusal(why.outcome, why.detail)
         return answers.refusal(why, self._details[why])
@@ -211,7 +215,7 @@ class KeyAuthenticator:
             return self.certificates.identify(known[CERTIFICATE])
         return self._keyring.identify(authorization, x_api_key)
 
-    def _let_in(self, principal: Principal, head: Head, host: str = "") -> Caller | Reply:
+    def _admitted(self, principal: Principal, head: Head, host: str = "") -> Caller | Reply:
         """The caller of this credential, with the options in the request's head; or the refusal. `host` is the
         residency that the host's name states, "" for none."""
         elsewhere = self.entry_refusal(principal.tenant, head.target)
@@ -227,7 +231,7 @@ class KeyAuthenticator:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, detail)
         wish = narrow_of(head.get(b"x-farhop-allow"))
         if wish is None:
-            return _no_wish()
+            return _unreadable_allow()
         patience_s = self.patience_of(head.get(b"x-farhop-timeout-ms"))
         if patience_s is None:
             detail = "`x-farhop-timeout-ms` must be a whole number of milliseconds above 0"
@@ -335,7 +339,7 @@ class KeyAuthenticator:
         priority = self.objective(name)
         if priority is None:
             return caller
-        most = PRIORITY_MAX if self.raises else caller.priority
+        most = PRIORITY_MAX if self.may_raise_priority else caller.priority
         return replace(caller, priority=max(0, min(priority, most)))
 
     def models(self, caller: Caller) -> dict[str, ModelFacts]:
@@ -365,7 +369,7 @@ class GatewayAuthenticator(KeyAuthenticator):
     """Trusts a gateway that has authenticated its callers and names the tenant in a header: for a port that only
     gateways can reach."""
 
-    raises = True
+    may_raise_priority = True
 
     def __init__(
         self,
@@ -423,7 +427,7 @@ def recorded(
     return region in law.verdict(tenant, model, _LOGGING, narrow, key).lawful
 
 
-def _no_wish() -> Reply:
+def _unreadable_allow() -> Reply:
     detail = f"`x-farhop-allow` must be a comma-separated list of at most {NARROW_PLACES_MAX} names of places"
     return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-allow")
 

@@ -96,7 +96,7 @@ class RequestContext(msgspec.Struct, eq=False):
     trace: RequestTrace
     arrived_at: float
     since: float
-    came_under: Law | None = None  # the law in force when its head came: no later one allows it more
+    arrival_law: Law | None = None  # the law in force when its head came: no later one allows it more
     law: Law | None = None  # the law under which `recorded` was determined; None: determine it again
     recorded: bool = True
     over: bool = False
@@ -151,9 +151,9 @@ class RequestTelemetry:
         self._clock, self._rng, self._reasons = clock, rng, reasons
         # Whether a request for this model may be recorded here by the law of now; the tier sets it.
         self.may_record: Callable[[Caller, str], bool] = lambda _caller, _model: True
-        self.under: LawHolder | None = None  # the holder of the law; the tier sets it
+        self.law_holder: LawHolder | None = None  # the holder of the law; the tier sets it
         self.collector = ""  # the region where spans are sent; "": this one; the tier sets it
-        self._kept_under: Law | None = None  # the law in force at its last change
+        self._kept_law: Law | None = None  # the law in force at its last change
         self._tasks = Tasks()
         self.recorder: WorkloadRecorder | None = None  # where requests come in; the tier sets it
         self.accounts: Accounting | None = None  # where usage or audit is written; the tier sets it
@@ -171,13 +171,13 @@ class RequestTelemetry:
         """A request's head is here. Callers that are not admitted are not traced."""
         self._metrics.in_flight += 1
         now = self._clock.now()
-        law = None if self.under is None else self.under.law
+        law = None if self.law_holder is None else self.law_holder.law
         return RequestContext(_UNTRACED, now, now, law, law)
 
     def rule_may_differ(self, context: RequestContext, model: str) -> bool:
         """Whether the verdict at its head, for any model, may not hold for this one, or not any more."""
         law = context.law
-        return law is None or self.under is None or law is not self.under.law or model in law.bound_models
+        return law is None or self.law_holder is None or law is not self.law_holder.law or model in law.bound_models
 
     def admitted(self, context: RequestContext, head: Head, *, outside: bool) -> None:
         """The caller is known. For callers from `outside`, only a limited number of requests is traced on demand."""
@@ -196,9 +196,9 @@ class RequestTelemetry:
         """Whether the law in force lets records of the request go to the collector; `request`: as its machine has
         it."""
         caller = context.caller
-        if self.under is None or caller is None:
+        if self.law_holder is None or caller is None:
             return False
-        law = self.under.law
+        law = self.law_holder.law
         if request is not None:
             return self.collector in law.request_verdict(request, _LOGGING).lawful
         return self.collector in law.verdict(caller.tenant, context.model, _LOGGING, caller.narrow, caller.key).lawful
@@ -212,7 +212,7 @@ class RequestTelemetry:
         self._asks -= 1.0
         return True
 
-    def came(self, context: RequestContext, caller: Caller) -> None:
+    def attempt_arrived(self, context: RequestContext, caller: Caller) -> None:
         """An attempt of another balancer arrived, which may ask later whether it is known here."""
         self.hops[caller.issuer, caller.attempt] = context
 
@@ -248,11 +248,11 @@ class RequestTelemetry:
         for _ in turns:  # more than fit into this one
             self._tasks.start(in_turns(turns), "forget decisions")
             break
-        if self.under is None:
+        if self.law_holder is None:
             return
-        before, self._kept_under = self._kept_under, self.under.law
+        before, self._kept_law = self._kept_law, self.law_holder.law
         here = frozenset((self._metrics.process[1],))
-        if before is None or not self._kept_under.widens(before, Scope.LOGGING, here):
+        if before is None or not self._kept_law.widens(before, Scope.LOGGING, here):
             for narrowed in self._decisions.narrowed:
                 narrowed()
 
@@ -264,8 +264,8 @@ class RequestTelemetry:
             return
         if request is not None:
             model = request.model
-            if self.under is not None and request.alias in self.under.law.bound_models:
-                narrow = model_steps.narrowed_by_name(request, self.under.law)
+            if self.law_holder is not None and request.alias in self.law_holder.law.bound_models:
+                narrow = model_steps.narrowed_by_name(request, self.law_holder.law)
                 caller = context.caller = msgspec.structs.replace(caller, narrow=narrow)
         if context.recorded and not self.may_record(caller, model):
             self.mute(context)
@@ -273,13 +273,13 @@ class RequestTelemetry:
     def may_note(self, active: ActiveRequest) -> bool:
         """Whether records of a request under way may be kept here by the law in force."""
         context: RequestContext = active.context
-        if self.under is None or context.law is not self.under.law:
+        if self.law_holder is None or context.law is not self.law_holder.law:
             self._judge_again(context, active.request)
         return context.recorded
 
     def turned_away(self, context: RequestContext, reason: Outcome, status: int) -> None:
         """Over before it was relayed: answered by the ingress, cut short while it was read, or left by its client."""
-        if self.under is None or context.law is not self.under.law:
+        if self.law_holder is None or context.law is not self.law_holder.law:
             self._judge_again(context, None)
         if self.accounts is not None and not context.over:
             self.accounts.turned_away(context, reason, status, self._clock.now())
@@ -361,7 +361,7 @@ class RequestTelemetry:
         if context.over:
             return
         now = active.ended_at or self._clock.now()
-        if self.under is None or context.law is not self.under.law:
+        if self.law_holder is None or context.law is not self.law_holder.law:
             self._judge_again(context, active.request)
         if self.accounts is not None:
             self.accounts.concluded(context, active, reason, status, usage, now)
@@ -378,7 +378,10 @@ class RequestTelemetry:
     ) -> None:
         """Add it to the recordings under way. Its blocks only where the law allows hints of it: with a recording's salt
         one can look for a text among its fingerprints."""
-        if self.under is not None and recorder.region not in self.under.law.request_verdict(request, _HINTS).lawful:
+        if (
+            self.law_holder is not None
+            and recorder.region not in self.law_holder.law.request_verdict(request, _HINTS).lawful
+        ):
             request = msgspec.structs.replace(request, chain=())
         arrived_s, over_s = (self._clock.wall_ns(moment) / 1e9 for moment in (arrived_at, now))
         recorder.concluded(request, arrived_s, over_s, usage)

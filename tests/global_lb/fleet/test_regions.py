@@ -302,7 +302,7 @@ def happens(regions: Regions, what: str, whom, now: float, n: int) -> None:
             "worked": liveness.relay_succeeded, "lifted": liveness.forced.lift,
             "drained": lambda: liveness.forced.force(State.DRAINING, "why", now + 2.0, now=now, over_s=1.0),
         }[what]()  # fmt: skip
-        regions.settle(whom, now)
+        regions.update_guards(whom, now)
 
 
 KNOWN_ANEW = st.lists(
@@ -329,7 +329,7 @@ def test_updating_regions_one_by_one_equals_adopting_a_whole_view(steps) -> None
         made = [instance(name, i, draining=draining, models=models, received_at=float(at)) for i in instances]
         latest[name] = seen(*made).view.regions.get(name)
         grown.take(name, latest[name])
-        grown.settle(name, float(at))
+        grown.update_guards(name, float(at))
         grown.candidates(request("q"), 100.0, ALL, float(at))
     view = View({name: known for name, known in latest.items() if known is not None})
     fresh = Regions(1 << 20, LivenessConfig())
@@ -373,7 +373,7 @@ def piloted(**loads: float) -> Regions:
         known.liveness_of(region).channel(True, 0.0)
         known.liveness_of(region).reported(0.0)
     for region in ALL:
-        known.settle(region, 1.0)
+        known.update_guards(region, 1.0)
     return known
 
 
@@ -394,17 +394,17 @@ def test_a_pilot_light_that_wakes_is_admitted_what_is_there_at_the_pace_of_a_ret
     london.channel(False, 0.0)
     for region in ALL - {"london"}:
         regions.liveness_of(region).reported(4.0)
-    regions.settle("frankfurt", 4.0)  # whichever instance reports it
+    regions.update_guards("frankfurt", 4.0)  # whichever instance reports it
     assert regions.scaling.status("tokyo")["state"] == "waking"
     assert offered(regions, 4.1)[0] == ["frankfurt", "tokyo"]
     assert 0.0 < regions.admitted_share("tokyo", 4.1) < 0.1  # 5 % a second
     for region in ALL - {"london"}:
         regions.liveness_of(region).reported(30.0)
-        regions.settle(region, 30.0)
+        regions.update_guards(region, 30.0)
     assert regions.admitted_share("tokyo", 30.0) == 0.5  # two replicas of four
     # It is no longer one: from now on it is like any other region.
     regions.reconfigure(Spill(), {}, {})
-    regions.settle("tokyo", 30.5)
+    regions.update_guards("tokyo", 30.5)
     assert regions.admitted_share("tokyo", 30.5) == 1.0
 
 

@@ -384,14 +384,14 @@ def test_unchanged_samples_and_probes_cause_no_report() -> None:
     news = flow.news
     flow.handle(ReplicaSampled("a", replace(found, at=10.3)), 10.3)
     flow.handle(ReplicaProbed("a", True), 10.3)
-    assert flow.still_until(news, 10.3) > 10.3
+    assert flow.report_holds_until(news, 10.3) > 10.3
     woken: list[float] = []
     flow.wake = lambda: woken.append(flow.news)
     flow.handle(ReplicaProbed("a", True), 10.35)
     assert not woken
     for one in (ReplicaSampled("a", replace(found, at=10.4, running=1)), ReplicaProbed("a", False)):
         flow.handle(one, 10.4)
-        assert flow.still_until(news, 10.4) == 10.4
+        assert flow.report_holds_until(news, 10.4) == 10.4
         news = flow.news
     assert len(woken) == 1  # once: the woken task reads the rest itself
 

@@ -13,7 +13,7 @@ from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, te
 from worlds import law, request
 
 from farhop.balance.machine import AttemptEnded, Event, RequestArrived
-from farhop.service.admission.ingress import as_it_came
+from farhop.service.admission.ingress import within_arrival_law
 from farhop.service.admission.request_reader import RequestReader
 from farhop.service.authentication.authenticator import NARROW_BYTES_MAX, NARROW_PLACES_MAX, narrow_of
 from topology.law import Law
@@ -284,10 +284,12 @@ async def test_the_longest_wish_still_fits_into_a_hop_token(up: Both) -> None:
 def test_the_law_that_a_request_came_under_forbids_by_what_is_learned_of_bases_while_its_body_came() -> None:
     bound = law().topology.tenants["anyone"]
     ruled = replace(bound, models={"base": Rule(allow=("JP",))})
-    came_under = Law(replace(law().topology, tenants={"anyone": ruled}))
+    arrival_law = Law(replace(law().topology, tenants={"anyone": ruled}))
     now = law(2).knowing({MODEL: frozenset({"base"})})
-    assert as_it_came(request("a", model=MODEL), came_under, law(2)).lawful == frozenset(came_under.topology.regions)
-    assert as_it_came(request("a", model=MODEL), came_under, now).lawful == frozenset({"tokyo"})
+    assert within_arrival_law(request("a", model=MODEL), arrival_law, law(2)).lawful == frozenset(
+        arrival_law.topology.regions
+    )
+    assert within_arrival_law(request("a", model=MODEL), arrival_law, now).lawful == frozenset({"tokyo"})
 
 
 async def test_a_pipelined_pair_is_answered_in_order(up: Both) -> None:

@@ -298,7 +298,7 @@ def test_readers_of_records_are_notified_if_a_law_allows_fewer_records() -> None
 
     decisions, narrowed = Decisions(), list[int]()
     told, holder = telemetry(TierMetrics("global", "virginia", "g1"), decisions), SimpleNamespace(law=law(1, "us"))
-    told.under = holder
+    told.law_holder = holder
     decisions.narrowed.append(lambda: narrowed.append(holder.law.epoch))
     told.law_changed()  # what came before is not known
     for holder.law in (law(2, "us", "jp"), law(3, "us"), law(4, "jp"), law(5, "us", "jp")):
