@@ -172,7 +172,7 @@ class Regions:
         self.lineages = Lineages()  # what the models are based on, by all reports
         self._lineages: dict[str, Lineage] = {}  # by region
         self._mean_work_bytes: dict[str, float] = {}  # by model: what requests left to prefill (cost.prefill_work)
-        self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
+        self._models: set[str] = set()  # ever offered: they stay when their region is gone
 
     def reconfigure(
         self, spill: Spill, prices: Mapping[str, Price], pilots: Mapping[str, PilotConfig] | None = None
@@ -479,7 +479,7 @@ class Regions:
         all_hold_it = request.prompt_bytes + answer_bytes <= table.context_least_bytes
         return candidates if all_hold_it else candidates.that_hold_it()
 
-    # -- who may be asked
+    # -- which regions may be asked
 
     def _eligible(
         self, lawful: frozenset[str], model: str, now: float, without: frozenset[str], random_draw: float

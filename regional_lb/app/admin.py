@@ -67,7 +67,7 @@ class RegionalAdmin(BalancerAdmin):
         flow = self._flow
         if self.stopping or (self._peers is not None and not self._peers.warm):
             return False
-        return any(len(flow.wait_estimate.able(model, now)) for model in flow.replicas.view.by_model)
+        return any(len(flow.wait_estimate.serving_table(model, now)) for model in flow.replicas.view.by_model)
 
     def tier_status(self) -> dict[str, Any]:
         """Replicas with health and load, and the queue."""

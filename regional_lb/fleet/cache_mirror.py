@@ -42,7 +42,7 @@ class CacheMirror:
         self.guard = TokenizerGuard()
         self.partial_blocks = PartialBlocks()
 
-    # -- who there is
+    # -- the replicas that there are
 
     def adopt(self, replica: Replica, before: Replica | None) -> None:
         """A replica of the view, as it is and as it was; None if it is new."""

@@ -263,7 +263,7 @@ class Shares:
                 peer.passed.add(replica)
         return True
 
-    # -- who owns what
+    # -- which balancer owns which replica
 
     def owns(self, replica: str) -> bool:
         """Whether this balancer reports the replica."""

@@ -214,7 +214,7 @@ class Speeds:
             reason = f"{mine_ms:.2g} ms to prefill a token against {peers_ms:.2g} of its peers"
         return f"slow: {reason}, last sample {max(0.0, now - speed.sampled_at):.0f} s ago" if reason else ""
 
-    # -- who there is
+    # -- the replicas that there are
 
     def adopt(self, replicas: Mapping[str, Replica]) -> None:
         """Take the replicas of a new view, in this order. A new process under a known name starts without

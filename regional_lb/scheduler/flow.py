@@ -960,7 +960,7 @@ class RegionalFlow:
             refused_tokens = self.replicas.most_context_tokens(state.request.model, (failed,))
             if refused_tokens < inf:  # infinite: unknown, or the replica has left
                 state.need = replace(state.need, context_tokens=refused_tokens + 1.0)
-            if not self.wait_estimate.holders(state, now, state.tried):
+            if not self.wait_estimate.serving_and_holding(state, now, state.tried):
                 return [self._refuse(state, reason, _GAVE_UP[reason], now)]
         return self._again(state, now)
 

@@ -78,7 +78,7 @@ class Scaling:
         for gone in self._signals.keys() - models.keys():
             del self._signals[gone]
         for model in models:
-            load, present = self.load(model, now), len(self._estimate.able(model, now))
+            load, present = self.load(model, now), len(self._estimate.serving_table(model, now))
             signal = self._signals.get(model)
             if signal is None:
                 if not load and not present:
@@ -90,7 +90,7 @@ class Scaling:
         """Requests under way and waiting, at all balancers of the region, in replicas: by slots or by KV cache,
         whichever is more."""
         replicas = [self._replicas.view.replicas[name] for name in self._replicas.view.by_model[model]]
-        able, estimate = self._estimate.able(model, now), self._estimate
+        able, estimate = self._estimate.serving_table(model, now), self._estimate
         under_way = float(TOTAL(able.in_flight))
         wanted = under_way + estimate.queued(model) + estimate.queued_elsewhere(model)
         if not wanted or not replicas:

@@ -1,7 +1,8 @@
 """Estimates what a request would meet in this region now: its need, the replicas that could take it, the pick, and
 the wait.
 
-The flow, reports and `explain` all read it here. Never changes anything.
+The flow, reports and `explain` all read it here: `consider` gathers what a pick needs and makes it, `serving` says
+which replicas may be asked, `wait_ms` how long one more request would wait. Never changes anything.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ class WaitEstimate:
                 choice.prefill = self._prefiller(request, need, chosen, now, without)
         return choice
 
-    def outside(self, request: Request) -> tuple[str, ...]:
+    def excluded_by_gateway(self, request: Request) -> tuple[str, ...]:
         """The replicas that the request's gateway excludes."""
         among = request.among
         return () if among is None else tuple(name for name in self._replicas.view.replicas if name not in among)
@@ -217,17 +218,17 @@ class WaitEstimate:
     def barred(self, state: RequestState, now: float) -> tuple[str, ...]:
         """The replicas that a request may not go to: its gateway excludes them, they cannot continue its stream, or
         they cannot hold it."""
-        request, barred = state.request, self.outside(state.request)
+        request, barred = state.request, self.excluded_by_gateway(state.request)
         if state.carrier is not None:
             barred = (*barred, *self._replicas.view.unable_to_resume(request.model, state.carrier))
         if state.need.context_tokens > self._replicas.least_context_tokens:
             barred = (*barred, *self._too_short(state.need, request.model, now, barred))
         return barred
 
-    def holders(self, state: RequestState, now: float, without: tuple[str, ...]) -> Subset:
-        """Who may take a request and can hold it, but for these."""
+    def serving_and_holding(self, state: RequestState, now: float, without: tuple[str, ...]) -> Subset:
+        """The replicas that may take a request and can hold it, except `without`."""
         short = self._replicas.too_short(state.request.model, state.need.context_tokens)
-        return self.serving(state.variant, now, (*without, *self.outside(state.request), *short))
+        return self.serving(state.variant, now, (*without, *self.excluded_by_gateway(state.request), *short))
 
     def others(self, state: RequestState, now: float, without: tuple[str, ...]) -> Subset:
         """The replicas that may take a request, except `without`."""
@@ -250,7 +251,7 @@ class WaitEstimate:
     def none_able(self, state: RequestState, now: float) -> bool:
         """Whether no able replica serves the request's variant, or only decode replicas that cannot take it now."""
         request, decode_only = state.request, self._replicas.view.decode_only
-        able = self.serving(state.variant, now, self.outside(request))
+        able = self.serving(state.variant, now, self.excluded_by_gateway(request))
         if decode_only and not (
             request.divisible and not state.whole and self._replicas.able_to_prefill(request.model, "sglang", now)
         ):
@@ -262,7 +263,7 @@ class WaitEstimate:
         which = f"version {state.assigned.version} of this model" if state.assigned is not None else "this model"
         if not self.serving(state.variant, now):
             return f"no replica of {which} is healthy"
-        if not self.serving(state.variant, now, self.outside(state.request)):
+        if not self.serving(state.variant, now, self.excluded_by_gateway(state.request)):
             return f"none of the endpoints that the gateway lets this request go to is a healthy replica of {which}"
         if state.whole:
             return f"the replica that prefills for those of {which} refused it"
@@ -277,7 +278,7 @@ class WaitEstimate:
         if promised_ms is None or not admission.is_foreign(request, self._region):
             return None
         variant = variant or request.model
-        table = self._holding(need, request.model, variant, now)
+        table = self._holding_table(need, request.model, variant, now)
         if not len(table):
             return None
         left = admission.headroom(table, self._foreign.reserve_share)
@@ -292,11 +293,11 @@ class WaitEstimate:
 
     def left_for_foreign(self, variant: str, now: float) -> admission.Headroom:
         """What requests under way leave for foreign requests that wait here or that no other region would take."""
-        return admission.last_resort_headroom(self.able(variant, now), self._foreign.last_resort_reserve_share)
+        return admission.last_resort_headroom(self.serving_table(variant, now), self._foreign.last_resort_reserve_share)
 
     def fits_foreign(self, state: RequestState, now: float) -> bool:
         """Whether such a foreign request fits beside the reserve now."""
-        table = self._holding(state.need, state.request.model, state.variant, now)
+        table = self._holding_table(state.need, state.request.model, state.variant, now)
         if not len(table):
             return False
         left = admission.last_resort_headroom(table, self._foreign.last_resort_reserve_share)
@@ -338,7 +339,7 @@ class WaitEstimate:
         # Of the requests waiting at another balancer of the region, as many are served before ours as are ahead of it
         # here.
         return expected_wait_ms(
-            self.able(variant, now), queued, now, self.queued_elsewhere(model_of(variant), queued + 1)
+            self.serving_table(variant, now), queued, now, self.queued_elsewhere(model_of(variant), queued + 1)
         )
 
     def queued_elsewhere(self, model: str, most: float = inf) -> int:
@@ -356,7 +357,7 @@ class WaitEstimate:
         return sum(share * self._used(variant, now) for share, variant in parts)
 
     def _used(self, variant: str, now: float) -> float:
-        able = self.able(variant, now)
+        able = self.serving_table(variant, now)
         if not len(able):
             return 0.0
         sums = able.sums()
@@ -374,7 +375,9 @@ class WaitEstimate:
         parts, kept = self.parts(model), self._foreign.reserve_share
         if len(parts) == 1:
             return 1.0  # the headroom of the whole says it
-        return sum(share for share, variant in parts if admission.headroom(self.able(variant, now), kept).slots)
+        return sum(
+            share for share, variant in parts if admission.headroom(self.serving_table(variant, now), kept).slots
+        )
 
     def offered(self, model: str, now: float) -> Table:
         """The able replicas that new requests for the model may go to, without those of versions of weight 0. Do not
@@ -382,7 +385,7 @@ class WaitEstimate:
         """
         (_, first), *others = self.parts(model)
         if not others:
-            return self.able(first, now)
+            return self.serving_table(first, now)
         wanted = {*self.serving(first, now).names}.union(*(self.serving(variant, now).names for _, variant in others))
         able = self._replicas.able(model, now)
         return self._replicas.table(able.without(frozenset(able.names) - wanted))
@@ -406,14 +409,14 @@ class WaitEstimate:
         split = self._splits.of(model)
         return self._replicas.able(model, now).without(without) if split is None or split.config.fallback else able
 
-    def able(self, variant: str, now: float) -> Table:
-        """The replicas that serve the variant and may take work. Do not keep the result: it changes in place."""
+    def serving_table(self, variant: str, now: float) -> Table:
+        """As `serving`, as a table. Do not keep the result: it changes in place."""
         return self._replicas.table(self.serving(variant, now))
 
-    def _holding(self, need: Need, model: str, variant: str, now: float) -> Table:
-        """The replicas of `able` that can hold the request; all of them if none can."""
+    def _holding_table(self, need: Need, model: str, variant: str, now: float) -> Table:
+        """The replicas of `serving_table` that can hold the request; all of them if none can."""
         if need.context_tokens <= self._replicas.least_context_tokens:
-            return self.able(variant, now)
+            return self.serving_table(variant, now)
         return self._replicas.table(self.serving(variant, now, self._too_short(need, model, now, ())))
 
     def _version_caching(self, request: Request) -> str:
@@ -444,7 +447,7 @@ class WaitEstimate:
         ahead = min(ahead, self.in_line(state.variant))
         if not ahead:
             return False
-        able = self.able(state.variant, now)
+        able = self.serving_table(state.variant, now)
         patience_ms = _patience_ms(state.request, self._service_ms(state.request, state.need, able), most_s, now)
         return self._wait_ms(state.variant, ahead, now) > HOPELESS * patience_ms
 
@@ -455,7 +458,7 @@ class WaitEstimate:
 
     def prefill_s(self, state: RequestState, now: float) -> float:
         """Seconds to prefill its whole prompt at the fastest able replica; 0 if there is none."""
-        per_token_ms = self.able(state.variant, now).prefill_ms_per_token
+        per_token_ms = self.serving_table(state.variant, now).prefill_ms_per_token
         return state.need.prompt_tokens * per_token_ms.item(per_token_ms.argmin()) / 1e3 if len(per_token_ms) else 0.0
 
     def _service_ms(self, request: Request, need: Need, table: Table) -> float:

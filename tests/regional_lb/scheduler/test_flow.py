@@ -416,7 +416,7 @@ class RegionalMachine(RuleBasedStateMachine):
                 self._tell(ReplicaProbed(name, True))
             self.now += 1000.0
             for model in (MODEL, OTHER_MODEL):
-                table = self.flow.wait_estimate.able(model, self.now)
+                table = self.flow.wait_estimate.serving_table(model, self.now)
                 assert not table.in_flight.any()
                 assert not table.kv_taken_tokens.any()
 
@@ -550,7 +550,7 @@ def test_an_answer_reported_in_one_event_leaves_the_same_state_as_one_reported_i
             if not whole:
                 flow.handle(machine.AttemptBegan(asked.id, 1, status), n + 0.2)
             flow.handle(machine.AttemptEnded(asked.id, 1, status, usage, whole=whole), n + 0.2)
-        replicas, table = flow.replicas, flow.wait_estimate.able(MODEL, 5.0)
+        replicas, table = flow.replicas, flow.wait_estimate.serving_table(MODEL, 5.0)
         speed = replicas.speeds["r1"]
         left.append((
             flow.under_way, replicas.ledger.load("r1"), replicas.trie.match_one("r1", asked.chain),

@@ -116,7 +116,7 @@ def test_requests_queued_at_a_peer_count_only_as_far_as_turns_alternate() -> Non
 
 def hits_of(flow: RegionalFlow, need: Need) -> dict[str, float]:
     """Tokens of the prompt that each able replica is taken to hold."""
-    table = flow.wait_estimate.able(MODEL, 0.0)
+    table = flow.wait_estimate.serving_table(MODEL, 0.0)
     uncached = uncached_tokens(need, table, *flow.wait_estimate.hits(need, table.of))
     return dict(zip(table.of.names, (need.prompt_tokens - uncached).tolist(), strict=True))
 
