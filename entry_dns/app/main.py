@@ -32,7 +32,7 @@ from entry_dns.links.probes import Probes
 from entry_dns.links.regions import RegionLinks
 from entry_dns.links.view_file import load as load_view
 from entry_dns.links.view_file import write
-from entry_dns.links.watch import Watcher
+from entry_dns.links.watch import EntryWatcher
 from farhop.config import ConfigError, load, redacted
 from farhop.relay.http.listener import PortTakenError
 from farhop.service.admin.server import AdminServer, ExplainError
@@ -143,7 +143,7 @@ class DnsServer:
         config, topology = self.config, self._topology
         hub = topology.regions[config.region].hub
         self.learned = Learned(config.latencies.learning())
-        self.watcher = Watcher(
+        self.watcher = EntryWatcher(
             self.store, hub, topology, self.entry_health, self.metrics.report_refused, self.clock.now,
             self.learned if config.latencies.follow else None,
         )  # fmt: skip
@@ -390,7 +390,7 @@ class DnsServer:
         return f"region {config.region}: {listed} on {at}, admin on {config.admin.host}:{admin}"
 
     def _follow_drains(self) -> None:
-        """From the beginning: see Watcher.follow_drains."""
+        """From the beginning: see EntryWatcher.follow_drains."""
         for task in self._following_drains:
             task.cancel()
         self._following_drains = [self._tasks.start(work, name) for name, work in self.watcher.follow_drains()]

@@ -67,7 +67,7 @@ class _Load:
     total: int
 
 
-class Watcher:
+class EntryWatcher:
     """Feeds `entry_health`, and `learned` if there is one; passes balancers' addresses to `links`.
 
     `refused` counts rejected documents, by reason; `topology` may be replaced (`remap`).

@@ -23,7 +23,7 @@ from farhop_lab.memory_store import MemoryStore
 from global_lb.app.config import GlobalConfig
 from global_lb.fleet.view import ChannelChanged
 from global_lb.links.config import Watch
-from global_lb.links.watch import Watcher
+from global_lb.links.watch import RegionWatcher
 from global_lb.routing.flow import FlowConfig, GlobalFlow
 from topology.law import Law
 from topology.model import Key, Region, Residency, Rule, Tenant, Topology
@@ -88,7 +88,7 @@ class World:
         self.flow = GlobalFlow(FlowConfig("r0", held_max=HELD), Law(topology), rng, lambda _tenant: 1e6)
         # The part of the configuration that the watcher uses: no hop keys, no listeners.
         config = GlobalConfig.model_construct(region="r0", instance="g", watch=Watch(), proxies={}, tier_tls=None)
-        self.watcher = Watcher(
+        self.watcher = RegionWatcher(
             config, topology, MemoryStore(rng),
             react=self._react, refused=lambda _reason: None, clock=lambda: self.now, rng=rng,
         )  # fmt: skip

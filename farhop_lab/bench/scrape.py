@@ -27,7 +27,7 @@ from regional_lb.engines.config import ReplicaConfig, Watch
 from regional_lb.engines.signals.engines import ANY, ENGINES, Engine, read_page
 from regional_lb.engines.signals.exposition import Places
 from regional_lb.engines.signals.gpus import read_gpus
-from regional_lb.engines.watch import Watcher
+from regional_lb.engines.watch import ReplicaWatcher
 from regional_lb.fleet.view import ReplicaSampled
 from regional_lb.scheduler.flow import FlowConfig, RegionalFlow
 from topology.law import Law
@@ -111,7 +111,7 @@ async def _over(replicas: list[ReplicaConfig]) -> Watched:
         taken[type(event)] += 1
         flow.handle(event, time.monotonic())
 
-    watcher = Watcher(
+    watcher = ReplicaWatcher(
         config, react=react, refused=lambda reason: refused.update((reason,)), clock=time.monotonic, rng=Random(1)
     )
     await watcher.open()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from farhop.service.process.clock import Clock
     from global_lb.app.overrides import RoutingOverrides
     from global_lb.fleet.view import Instance, Region
-    from global_lb.links.watch import Watcher
+    from global_lb.links.watch import RegionWatcher
     from global_lb.routing.flow import GlobalFlow
 
 
@@ -40,7 +40,7 @@ class GlobalAdmin(BalancerAdmin):
         flow: GlobalFlow,
         authenticator: KeyAuthenticator,
         ingress: Ingress,
-        watcher: Watcher,
+        watcher: RegionWatcher,
         overrides: RoutingOverrides,
         clock: Clock,
         laws: LawBook,

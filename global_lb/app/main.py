@@ -59,7 +59,7 @@ from global_lb.fleet.table import Price
 from global_lb.links.latencies import LatencyTable
 from global_lb.links.prefix_streams import Prefixes
 from global_lb.links.roots import Roots
-from global_lb.links.watch import Watcher
+from global_lb.links.watch import RegionWatcher
 from global_lb.routing.flow import FlowConfig, GlobalFlow, Reconfigured
 from global_lb.routing.routes import Routes
 from topology.law import Law, Scope
@@ -169,7 +169,7 @@ class GlobalBalancer:
         self._adopt_hints()
         self.flow.regions.sent.append(prefixes.sent)
         self.flow.forgotten.append(prefixes.begin_anew)
-        self.watcher = Watcher(
+        self.watcher = RegionWatcher(
             config,
             topology,
             self.store,

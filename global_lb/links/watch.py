@@ -77,7 +77,7 @@ class Upstreams(Protocol):
         ...
 
 
-class Watcher:
+class RegionWatcher:
     """Keeps the view. `react` takes events; `refused` counts refused reports, by reason.
 
     `certificates` are for the links to regions that speak TLS; `trouble` is called with where that fails, and why;

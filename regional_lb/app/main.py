@@ -46,7 +46,7 @@ from regional_lb.app.refusals import RefusalBook
 from regional_lb.app.serve import PickReasons, RegionalTier
 from regional_lb.engines.discovery import Discovery
 from regional_lb.engines.kv.events import KvListener
-from regional_lb.engines.watch import Watcher
+from regional_lb.engines.watch import ReplicaWatcher
 from regional_lb.scheduler.flow import FlowConfig, Reconfigured, RegionalFlow
 from regional_lb.scheduler.overdue import CHECK_S, OverdueCheckDue
 from regional_lb.scheduler.policy import Policies
@@ -217,7 +217,7 @@ class RegionalBalancer:
         """Build what watches replicas, and feeds the state machine. `_discover` finds the replicas."""
         config, plane = self.config, self.plane
         engines = plane.certificates
-        self.watcher = Watcher(
+        self.watcher = ReplicaWatcher(
             config,
             react=self.relay.react,
             refused=self.metrics.report_refused,

@@ -88,7 +88,7 @@ class _Observed:
             task.cancel()
 
 
-class Watcher:
+class ReplicaWatcher:
     """Watches all replicas. `react` takes events; `refused` counts what was rejected, by reason.
 
     `context` and `trouble` are as in the relay's pool: probes trust the certificates that requests trust; `credentials`

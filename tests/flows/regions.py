@@ -19,7 +19,7 @@ from farhop_lab.memory_store import MemoryStore
 from farhop_lab.world.ports import free_ports
 from global_lb.app.config import GlobalConfig
 from global_lb.fleet.view import ChannelChanged, RegionKnown, RegionReported, View
-from global_lb.links.watch import Watcher
+from global_lb.links.watch import RegionWatcher
 
 WORLD = topology()
 OURS = ("watch ", "forget ", "ping ", "read ", "close ")
@@ -84,7 +84,7 @@ async def watching(
     clock: Callable[[], float] | None = None,
     react: Callable[[Event], None] | None = None,
     **more: Any,
-) -> AsyncIterator[tuple[Watcher, MemoryStore, Recorded]]:
+) -> AsyncIterator[tuple[RegionWatcher, MemoryStore, Recorded]]:
     given_store = store or MemoryStore(Random(1))
     await given_store.open()
     found = Recorded()
@@ -94,7 +94,7 @@ async def watching(
         if react is not None:
             react(event)
 
-    watcher = Watcher(
+    watcher = RegionWatcher(
         config(**more), WORLD, given_store, react=both, refused=found.refused.append,
         clock=clock or asyncio.get_running_loop().time, rng=Random(2),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from entry_dns.fleet.entry_health import EntryHealthConfig, EntryHealthTracker, State
 from entry_dns.fleet.latencies import Learned, LearningConfig
-from entry_dns.links.watch import Watcher
+from entry_dns.links.watch import EntryWatcher
 from farhop.balance.estimate.network_latencies import Latency
 from farhop.store.contract import Change, ChangeKind, KeyValue, latency_key, report_key
 from farhop.store.documents.latencies import LatencyReport
@@ -30,7 +30,7 @@ class Watched:
             self.entry_health.probed(name, True, "", 1.0)
         store = MemoryStore(Random(1))
         self.learned = Learned(LearningConfig())
-        self.watcher = Watcher(
+        self.watcher = EntryWatcher(
             store, "main", world(), self.entry_health, self.refused.append, lambda: self.now, self.learned
         )
 

@@ -20,7 +20,7 @@ from farhop.store.documents.report import encode, to_wire
 from farhop.store.hubs import Hubs
 from farhop_lab.memory_store import MemoryStore
 from global_lb.links import watch
-from global_lb.links.watch import Watcher
+from global_lb.links.watch import RegionWatcher
 from regional_lb.mesh import report
 
 # -- by etcd
@@ -181,7 +181,7 @@ def test_the_newest_report_wins_on_any_path_and_in_any_order(
         found = Recorded()
         clock = Clock()
         store = MemoryStore(Random(1))
-        watcher = Watcher(
+        watcher = RegionWatcher(
             config(ping_s=60.0), WORLD, store,
             react=found.react, refused=found.refused.append, clock=clock, rng=Random(2),
         )  # fmt: skip

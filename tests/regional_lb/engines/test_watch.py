@@ -20,7 +20,7 @@ from farhop_lab.world.ports import free_ports
 from regional_lb.app.config import RegionalConfig
 from regional_lb.engines import members, watch
 from regional_lb.engines.config import ReplicaConfig
-from regional_lb.engines.watch import Watcher
+from regional_lb.engines.watch import ReplicaWatcher
 from regional_lb.fleet.replicas import Replicas
 from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, Sample, View, ViewSwapped
 
@@ -73,7 +73,7 @@ class Recorded:
         self.said: list[tuple[str, str]] = []
         self.in_flight: dict[str, int] = {}
         self.ruled = True  # whether the law has rules of models
-        self.watcher: Watcher
+        self.watcher: ReplicaWatcher
 
     def probed(self, name: str) -> int:
         return sum(one == name for one, _ in self.probes)
@@ -122,7 +122,7 @@ async def watching(
         **(top or {}),
     })  # fmt: skip
     found, loop = Recorded(), asyncio.get_running_loop()
-    watcher = found.watcher = Watcher(
+    watcher = found.watcher = ReplicaWatcher(
         config, react=found.react, refused=found.refused.append, clock=lambda: loop.time() * speed, rng=Random(1),
         answered_at=lambda _name: loop.time() * speed if found.answers else -inf,
         in_flight=lambda name: found.in_flight.get(name, 0),
@@ -427,7 +427,7 @@ async def test_a_hung_engine_behind_a_green_health_page_is_found_and_its_return_
     model = Model()
     model.hangs = True
     found, speed = {"probe": {"generate_s": 1.0}}, 20.0
-    monkeypatch.setattr(watch.Watcher, "_pause", lambda _self, _seconds: asyncio.sleep(0.01))
+    monkeypatch.setattr(watch.ReplicaWatcher, "_pause", lambda _self, _seconds: asyncio.sleep(0.01))
     async with served(model.app) as url, watching(monkeypatch, {"one": url}, found, speed) as result:
         result.answers = True
         await until(lambda: len(result.probes) >= 15)
@@ -445,7 +445,7 @@ async def test_an_engine_full_of_long_answers_is_no_hung_one(monkeypatch: pytest
     """No answer of its begins for long, and a token asked for waits behind them: its numbers show that it works."""
     model = Model()
     model.hangs = model.works = True
-    monkeypatch.setattr(watch.Watcher, "_pause", lambda _self, _seconds: asyncio.sleep(0.01))
+    monkeypatch.setattr(watch.ReplicaWatcher, "_pause", lambda _self, _seconds: asyncio.sleep(0.01))
     async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"generate_s": 1.0}}) as found:
         await until(lambda: model.asked >= 2)
         assert not any(found.faults)
