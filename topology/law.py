@@ -102,7 +102,7 @@ class Law:
         self._inside, self._ruled_models = inside, ruled
         self.bound_models = _bound(ruled, lineage)  # models that rules bind, by name: any other is any model
         self._fingerprint, self._places_of = 0, dict[str, int]()
-        # The memo of verdicts in two generations: bounded at 2 × _MEMO_MAX without bookkeeping on a hit (see _judge).
+        # Verdicts in two generations: bounded at 2 × _MEMO_MAX without bookkeeping on a hit (see _evaluate).
         self.fresh: dict[_Memo, Verdict] = {}
         self.stale: dict[_Memo, Verdict] = {}
 
@@ -238,18 +238,18 @@ class Law:
         """
         # A model that no rule binds is any model: so clients cannot fill the memo with names.
         memo = (tenant, model if model in self.bound_models else "", scope, narrow, key)
-        return self.fresh.get(memo) or self._judge(memo)
+        return self.fresh.get(memo) or self._evaluate(memo)
 
     def request_verdict(self, request: RequestAttributes, scope: Scope = Scope.PROCESSING) -> Verdict:
         """`verdict` of a request, by the name, too, that it came by where that stood for its model: both bind."""
         tenant, model, narrow, key = request.tenant, request.model, request.narrow, request.key
         memo = (tenant, model if model in self.bound_models else "", scope, narrow, key)
-        verdict = self.fresh.get(memo) or self._judge(memo)
+        verdict = self.fresh.get(memo) or self._evaluate(memo)
         if request.alias not in self.bound_models:
             return verdict
         return _joined(verdict, self.verdict(tenant, request.alias, scope, narrow, key))
 
-    def _judge(self, memo: _Memo) -> Verdict:
+    def _evaluate(self, memo: _Memo) -> Verdict:
         found = self.stale.get(memo)
         if found is None:
             found = self._decide(*memo)

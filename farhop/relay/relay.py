@@ -110,7 +110,9 @@ class Relay:
         self._broken_paths: set[Address] = set()  # upstreams to which the network path is broken, by other evidence
         self.unsalted_until: dict[Address, float] = {}  # see AttemptOwner
         self._news: list[tuple[Event, float]] = []  # events held until the bytes they came with are sent
-        self.begin_anew: Callable[[ActiveRequest, Request], None] | None = None  # for another model; main sets it
+        self.restart_with_model: Callable[[ActiveRequest, Request], None] | None = (
+            None  # for another model; main sets it
+        )
         self.resumption: Resumption | None = None  # set by main if streams can be continued elsewhere
         self._ending = False  # time is up, and nothing more is sent upstream
         self._sweeper = self._loop.call_later(SWEEP_S, self.sweep)
@@ -463,11 +465,11 @@ class Relay:
 
     def _fall_back(self, active: ActiveRequest, command: machine.FallBack, _now: float) -> None:
         active.reasons = command.reasons
-        assert self.begin_anew is not None  # main set it where names stand for models
+        assert self.restart_with_model is not None  # main set it where names stand for models
         self._forget(active)
         if active.progress is not None and self.resumption is not None:
             self.resumption.over(active.progress, outcome.NO_REGION)
-        self.begin_anew(active, command.request)
+        self.restart_with_model(active, command.request)
 
     def _redirect(self, active: ActiveRequest, command: machine.Redirect, _now: float) -> None:
         url, extra = command.url, b""

@@ -322,7 +322,7 @@ class GlobalBalancer:
             anycast=frozenset(config.unicast.anycast) if config.unicast is not None else frozenset(),
         )
         self.ingress.relay, self._names = self.relay, ModelNames(self.flow, self.clock)
-        self.relay.begin_anew = self.ingress.begin_anew
+        self.relay.restart_with_model = self.ingress.restart_with_model
         self.flow.routes.changed.append(self._named)
         self._named()
         self.latencies: LatencyTable | None = None

@@ -85,7 +85,9 @@ class Listeners:
         self.hop_ingress = self._ingress(self.hop_authenticator)
         self.client_ingress = self._ingress(self.authenticator, ready)
         self.hop_ingress.relay = self.client_ingress.relay = relay
-        relay.begin_anew = self.client_ingress.begin_anew  # only at this port may names stand for models
+        relay.restart_with_model = (
+            self.client_ingress.restart_with_model
+        )  # only at this port may names stand for models
         self._ingresses = [self.hop_ingress, self.client_ingress]
         admits = partial(above.admits, "global") if above.mutual else None
         self.tier_listener = plane.listener(

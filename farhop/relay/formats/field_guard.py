@@ -203,7 +203,7 @@ class Guard:
             return  # its reader says so
         for name in fields:
             if name not in PLAIN and (value := fields[name]) is not None and not _within(name, value):
-                self._judge(name)
+                self._check_name(name)
 
     def form(self, names: Iterable[str]) -> None:
         """Check a form's fields. Raises BodyError."""
@@ -213,7 +213,7 @@ class Guard:
             base, bracket, _ = name.partition("[")  # of lists, servers take it off (LiteLLM's proxy)
             if bracket and base.casefold() in _ONCE:
                 raise invalid(base, f"`{base}` is no list: write it without brackets")
-            self._judge(name if family_of(base) is None else base)
+            self._check_name(name if family_of(base) is None else base)
 
     def media(self, parts: Any, at: str) -> None:
         """The parts of a message's content, or of a passage's, as read. Raises BodyError."""
@@ -272,8 +272,8 @@ class Guard:
             )
         raise invalid(at, f"`{at}`: {detail}")
 
-    def _judge(self, name: str) -> None:
-        """Judge a member that is not among the known ones."""
+    def _check_name(self, name: str) -> None:
+        """Refuse a member that is not among the known ones, or note it as pending."""
         family = family_of(name)
         if family is not None:
             raise _refused(name, family)

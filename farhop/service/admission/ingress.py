@@ -150,14 +150,14 @@ class Ingress:
         if exchange.head.path in _PROBES and self._ready is not None:
             return _probed(exchange.head, self._ready)
         context = exchange.context = self._telemetry.begin()
-        reply = self._judge(exchange, context)
+        reply = self._check_head(exchange, context)
         if reply is not None:
             self._telemetry.turned_away(context, reply.outcome, reply.status)
         else:
             exchange.on_abandoned = partial(self._telemetry.turned_away, context)
         return reply
 
-    def _judge(self, exchange: Exchange, context: RequestContext) -> Reply | None:
+    def _check_head(self, exchange: Exchange, context: RequestContext) -> Reply | None:
         head = exchange.head
         if self.gate is not None and (closed := self.gate()) is not None:
             return closed
@@ -336,7 +336,7 @@ class Ingress:
             proceed(since)
         return admitted
 
-    def begin_anew(self, active: ActiveRequest, request: Request) -> None:
+    def restart_with_model(self, active: ActiveRequest, request: Request) -> None:
         """Start a request that no target takes for its model again, for another model that its name stands for: under
         that model's limits, and recorded only if that model's rule allows."""
         exchange, context = active.exchange, active.context

@@ -256,7 +256,7 @@ class RequestTelemetry:
             for narrowed in self._decisions.narrowed:
                 narrowed()
 
-    def _judge_again(self, context: RequestContext, request: Request | None) -> None:
+    def _update_recorded(self, context: RequestContext, request: Request | None) -> None:
         """The law changed while the request was under way: keep records of it by the present law, which may have a rule
         about the model name that it used. None: its machine does not have it."""
         caller, model = context.caller, context.model
@@ -274,13 +274,13 @@ class RequestTelemetry:
         """Whether records of a request under way may be kept here by the law in force."""
         context: RequestContext = active.context
         if self.law_holder is None or context.law is not self.law_holder.law:
-            self._judge_again(context, active.request)
+            self._update_recorded(context, active.request)
         return context.recorded
 
     def turned_away(self, context: RequestContext, reason: Outcome, status: int) -> None:
         """Over before it was relayed: answered by the ingress, cut short while it was read, or left by its client."""
         if self.law_holder is None or context.law is not self.law_holder.law:
-            self._judge_again(context, None)
+            self._update_recorded(context, None)
         if self.accounts is not None and not context.over:
             self.accounts.turned_away(context, reason, status, self._clock.now())
         if reason.source is Source.LAW:
@@ -362,7 +362,7 @@ class RequestTelemetry:
             return
         now = active.ended_at or self._clock.now()
         if self.law_holder is None or context.law is not self.law_holder.law:
-            self._judge_again(context, active.request)
+            self._update_recorded(context, active.request)
         if self.accounts is not None:
             self.accounts.concluded(context, active, reason, status, usage, now)
         if context.trace.sampled:
