@@ -52,7 +52,7 @@ class LatencyTable:
     ) -> None:
         self._config, self._region, self._instance = config, region, instance
         self._law, self._clock = law, clock
-        self._under = law()
+        self._recorded_law = law()
         self.table = NetworkLatencies(4 * config.networks_max)
         self._due, self._left = 0.0, SAMPLES_PER_S_MAX
         self._changed = asyncio.Event()
@@ -79,12 +79,12 @@ class LatencyTable:
     def lawful(self) -> Law:
         """The law in force. If it forbids measurements that an earlier law allowed, all measurements are dropped."""
         law = self._law()
-        if law is not self._under:
-            regions = frozenset(self._under.topology.regions)
-            if not law.widens(self._under, Scope.LOGGING, regions) or not law.topology.regions.keys() <= regions:
+        if law is not self._recorded_law:
+            regions = frozenset(self._recorded_law.topology.regions)
+            if not law.widens(self._recorded_law, Scope.LOGGING, regions) or not law.topology.regions.keys() <= regions:
                 self.table.clear()
                 self._changed.set()
-            self._under = law
+            self._recorded_law = law
         return law
 
     def report(self) -> LatencyReport:

@@ -232,11 +232,11 @@ class RegionalBalancer:
             warn=self._warn,
             watched=self._listen_to_kv_events,
         )
-        self.flow.replicas.doubted = self._doubted
+        self.flow.replicas.recheck_engine = self._recheck
         self.kv_listener: KvListener | None = None
 
-    def _doubted(self, name: str, reason: Outcome) -> None:
-        asyncio.get_running_loop().call_soon(self.watcher.doubted, name, reason)  # the machine is amid an event now
+    def _recheck(self, name: str, reason: Outcome) -> None:
+        asyncio.get_running_loop().call_soon(self.watcher.recheck, name, reason)  # the machine is amid an event now
 
     def _follow_store(self, rng: Random, store: Store | None) -> None:
         """Build what follows etcd: the law, overrides, model names, keys."""

@@ -51,20 +51,20 @@ def terms_of(law: Law, tenant: str, narrow: tuple[tuple[str, ...], ...], region:
 
 def vouched(
     claims: HopClaims | RedirectToken,
-    stands: TenantTerms,
+    terms: TenantTerms,
     issuer: str = "",
     attempt: str = "",
     body_mac: BodyMac | None = None,
     *,
     charged: bool = False,
 ) -> Caller:
-    """The caller that a token vouches for, with its rights here (`stands`). `attempt`: the issuer's name for it.
+    """The caller that a token vouches for, with its rights here (`terms`). `attempt`: the issuer's name for it.
     `body_mac`, `charged`: as in Caller."""
     return Caller(
         tenant=claims.tenant,
         deadline_s=claims.deadline_ms / 1e3,
-        hint_scope=stands.scope,
-        recorded=stands.is_recorded,
+        hint_scope=terms.scope,
+        recorded=terms.is_recorded,
         priority=claims.priority,
         key=claims.key,
         entry_region=claims.entry_region,

@@ -55,7 +55,7 @@ class HopAuthenticator:
     def __init__(self, verifier: HopVerifier, flow: RegionalFlow, clock: Clock, *, names_body: bool) -> None:
         self._verifier, self._flow, self._clock, self._names_body = verifier, flow, clock, names_body
         self.newest_epoch = 0
-        self._under = flow.law
+        self._terms_law = flow.law
         self._terms: dict[tuple[str, str], TenantTerms] = {}  # by tenant and key, of requests that narrow nothing
 
     def caller(self, head: Head) -> Caller | Reply:
@@ -76,17 +76,17 @@ class HopAuthenticator:
             return answers.refusal(outcome.HOP_FORGED, _UNBOUND)
         region, law = self._flow.config.region, self._flow.law
         self.newest_epoch = max(self.newest_epoch, claims.epoch)
-        if law is not self._under:
-            self._under, self._terms = law, {}
-        who = claims.tenant, claims.key
-        stands = None if claims.narrow else self._terms.get(who)
-        if stands is None:
-            stands = terms_of(law, claims.tenant, claims.narrow, region, claims.key)
+        if law is not self._terms_law:
+            self._terms_law, self._terms = law, {}
+        tenant_key = claims.tenant, claims.key
+        terms = None if claims.narrow else self._terms.get(tenant_key)
+        if terms is None:
+            terms = terms_of(law, claims.tenant, claims.narrow, region, claims.key)
             if not claims.narrow and len(self._terms) < CALLERS_MAX:
-                self._terms[who] = stands
-        if stands.why_not is not None:  # whatever the model, which is in the body: that is not read
-            return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {stands.why_not}")
-        return vouched(claims, stands, issuer, claims.attempt, body_mac, charged=True)
+                self._terms[tenant_key] = terms
+        if terms.why_not is not None:  # whatever the model, which is in the body: that is not read
+            return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {terms.why_not}")
+        return vouched(claims, terms, issuer, claims.attempt, body_mac, charged=True)
 
     def with_preferences(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller:  # noqa: ARG002
         """Within the residency that the body names, once more: by the map of this region."""

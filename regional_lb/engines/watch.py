@@ -275,7 +275,7 @@ class ReplicaWatcher:
         if self._models_ruled():
             self._hold_back(one)
 
-    def doubted(self, name: str, reason: Outcome) -> None:
+    def recheck(self, name: str, reason: Outcome) -> None:
         """A request found that nothing listens at a replica's address, or that it does not serve the model."""
         if (one := self._observed.get(name)) is None:
             return

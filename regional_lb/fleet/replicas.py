@@ -70,9 +70,9 @@ class Replicas:
         self.least_context_tokens = inf  # the shortest request that somebody cannot hold
         self.contexts_differ = False  # between replicas of some model
         self._context_tokens: dict[str, dict[str, float]] = {}  # how long one may be, by model and replica
-        # Set by what asks engines which models they serve: told of a replica that is, or may be, another process, as a
-        # request found (the outcome).
-        self.doubted: Callable[[str, Outcome], None] = lambda _name, _reason: None
+        # Set by what observes engines: called with a replica and the outcome when a request found that another process
+        # may have taken its place, or that it does not serve the model.
+        self.recheck_engine: Callable[[str, Outcome], None] = lambda _name, _reason: None
         self.unchanged = False  # the last event brought nothing new
         self.alive = ""  # the replica whose engine was seen to work by the last event; an answered probe does not count
         self._reduced: dict[str, ReducedCapacity] = {}  # by name, only replicas whose capacity is reduced: rarely any
@@ -385,13 +385,13 @@ class Replicas:
             if self.health_tracker.refused(name, now):
                 self._recheck_able(name, now)
                 self._forget(name)  # connection refused: the process that comes back has an empty cache
-            self.doubted(name, reason)
+            self.recheck_engine(name, reason)
         elif outcome.blames_target(reason):
             self.answered(name, 500, now, sent_at, tenant)
         elif reason in outcome.REFUSALS_OF_THE_WELL:
             self.answered(name, 400, now, sent_at, tenant)
             if reason is outcome.MODEL_NOT_SERVED:
-                self.doubted(name, reason)
+                self.recheck_engine(name, reason)
 
     def _forget(self, name: str) -> None:
         """The replica is, or will be, another process: forget what was known about the cache and adapters of the last

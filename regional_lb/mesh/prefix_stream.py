@@ -56,7 +56,7 @@ class PrefixPublisher:
         self._left_at: float | None = None
         self.readers = 0
 
-    def _under(self, request: region_pb2.PrefixesRequest) -> bool:
+    def _same_law(self, request: region_pb2.PrefixesRequest) -> bool:
         law = self._flow.law
         return law.epoch == request.law_epoch and request.places in (0, law.places_of(request.region))
 
@@ -101,14 +101,14 @@ class PrefixPublisher:
             stream = _Stream(self, request.region, request.known_seq if same else None)
             while self._flow.law.epoch < request.law_epoch:
                 yield Pause(IDLE_S, wakes=True)
-            if self._under(request) and same and self._journal.reaches(request.known_seq):
+            if self._same_law(request) and same and self._journal.reaches(request.known_seq):
                 yield self._delta(seq=request.known_seq, after=request.known_seq)  # so that it knows at once
-            while self._under(request):
+            while self._same_law(request):
                 sent = False
                 for step in stream.steps():
                     sent = True
                     yield step
-                    if not self._under(request):
+                    if not self._same_law(request):
                         return
                 # The next turn of a conversation may come in a moment: send now what the last turn left.
                 if self._flow.replicas.trie.sweeping:

@@ -274,7 +274,7 @@ async def test_a_refused_request_has_the_next_process_there_say_what_it_serves_b
             await asyncio.wait(seen.tasks)
             assert seen.able
             seen.models_doubted.clear()
-            up.regional.flow.replicas.doubted("one", outcome.MODEL_NOT_SERVED)
+            up.regional.flow.replicas.recheck_engine("one", outcome.MODEL_NOT_SERVED)
             assert not seen.models_doubted.is_set()  # only when the machine's event is over
             await until(seen.models_doubted.is_set)
             await place.aclose()

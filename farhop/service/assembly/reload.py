@@ -111,7 +111,7 @@ class Reloader(Generic[C]):
         self.trouble: tuple[str, ...] = ()
         self.awaiting: tuple[str, ...] = ()  # fields that await a restart
         self.counts: Counter[str] = Counter()  # reloads, by result
-        self._under = laws.law.epoch  # when the files were read last
+        self._read_under_epoch = laws.law.epoch  # when the files were read last
         self._one = asyncio.Lock()
         self.log: FilteringBoundLogger | None = None
 
@@ -128,7 +128,7 @@ class Reloader(Generic[C]):
         passed over, once another law is in force: it may fit that one."""
         stamp = await asyncio.to_thread(self._stamps)
         still, self._seen = stamp == self._seen, stamp
-        if still and (stamp != self._stamp or (self.trouble and self._laws.law.epoch != self._under)):
+        if still and (stamp != self._stamp or (self.trouble and self._laws.law.epoch != self._read_under_epoch)):
             await self.reload()
 
     def _stamps(self) -> tuple[object, ...]:
@@ -153,7 +153,7 @@ class Reloader(Generic[C]):
             else:
                 self.trouble = ()
                 self.counts[result] += 1
-            self._stamp, self._under = stamp, self._laws.law.epoch
+            self._stamp, self._read_under_epoch = stamp, self._laws.law.epoch
 
     async def _take(self, path: Path) -> str:
         wanted = await asyncio.to_thread(load, self._kind, path)

@@ -138,8 +138,8 @@ class KeyAuthenticator:
         offered: Callable[[frozenset[str]], Mapping[str, ModelFacts]],
         request_s: float,
     ) -> None:
-        self._region, self._holder, self._under = region, holder, holder.law
-        self._keyring = Keyring(self._under.topology.key)
+        self._region, self._holder, self._keyring_law = region, holder, holder.law
+        self._keyring = Keyring(self._keyring_law.topology.key)
         self._offered, self._request_s = offered, request_s
         # Priorities by InferenceObjective; the tier sets it.
         self.objective: Callable[[str], int | None] = lambda _name: None
@@ -161,10 +161,10 @@ class KeyAuthenticator:
     def caller(self, head: Head) -> Caller | Reply:
         """The authenticated caller of a request, or the refusal."""
         law = self._holder.law
-        if law is not self._under:
+        if law is not self._keyring_law:
             self._keyring.replace(law.topology.key)
             self._callers.clear()
-            self._under = law
+            self._keyring_law = law
         known = head.known
         if self.by_token is not None and REDIRECT_TOKEN in known:
             wish = narrow_of(known.get(b"x-farhop-allow"))

@@ -817,13 +817,13 @@ async def test_what_requests_find_has_a_replica_asked_at_once_and_held_back_if_n
         await until(lambda: all(one.ready for one in seen.values()))
         found.probes.clear()
         found.ready.clear()
-        found.watcher.doubted("gone", outcome.CONNECT_FAILED)
-        found.watcher.doubted("one", outcome.MODEL_NOT_SERVED)
+        found.watcher.recheck("gone", outcome.CONNECT_FAILED)
+        found.watcher.recheck("one", outcome.MODEL_NOT_SERVED)
         assert not found.probes
         await until(lambda: not seen["one"].models_doubted.is_set())
         found.probes.clear()
         found.ready.clear()
-        found.watcher.doubted("one", outcome.CONNECT_FAILED)
+        found.watcher.recheck("one", outcome.CONNECT_FAILED)
         assert (found.probes, found.ready) == ([("one", True), ("two", True)], [False, False])
         assert all(one.models_doubted.is_set() for one in seen.values())
         await until(lambda: all(one.ready for one in seen.values()))
@@ -837,7 +837,7 @@ async def test_requests_have_a_replica_asked_what_it_serves_no_more_often_than_i
     async with engine([listing("m")], asked) as url, watching(monkeypatch, {"one": url}, **seldom) as found:
         await until(lambda: found.watcher._observed["one"].ready)
         for _ in range(50):
-            found.watcher.doubted("one", outcome.MODEL_NOT_SERVED)
+            found.watcher.recheck("one", outcome.MODEL_NOT_SERVED)
             await asyncio.sleep(0.005)
         assert len(asked) <= 2  # by its first probe, and beside it
 

@@ -167,7 +167,7 @@ def test_a_trial_after_an_ejection_is_one(replicas: Replicas) -> None:
 
 def test_who_asks_what_engines_serve_is_told_of_what_may_be_another_process(replicas: Replicas) -> None:
     told: list[tuple[str, outcome.Outcome]] = []
-    replicas.doubted = lambda name, reason: told.append((name, reason))
+    replicas.recheck_engine = lambda name, reason: told.append((name, reason))
     for reason in (outcome.DIED_BEFORE_START, outcome.CONNECT_FAILED, outcome.TOO_LONG, outcome.MODEL_NOT_SERVED):
         replicas.failed("r1", reason, 0.0)
     assert told == [("r1", outcome.CONNECT_FAILED), ("r1", outcome.MODEL_NOT_SERVED)]
