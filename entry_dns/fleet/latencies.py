@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from farhop.balance.estimate.network_latencies import parse
+from farhop.store.contract import REGION_INSTANCES_MAX
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Network, IPv6Network
@@ -54,7 +55,8 @@ class Learned:
     def reported(self, report: LatencyReport) -> None:
         """An entry's report, which replaces the previous one."""
         name = (report.region, report.instance)
-        if name in self._reports or len(self._reports) < REPORTS_MAX:
+        siblings = sum(region == report.region for region, _ in self._reports)
+        if name in self._reports or (len(self._reports) < REPORTS_MAX and siblings < REGION_INSTANCES_MAX):
             self._reports[name] = report
 
     def gone(self, region: str, instance: str) -> None:

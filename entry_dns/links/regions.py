@@ -16,6 +16,7 @@ from farhop_wire import region_pb2, region_pb2_grpc
 
 from farhop.service.assembly.region_channel import address_of, channel
 from farhop.service.process.tasks import Tasks
+from farhop.store.contract import REGION_INSTANCES_MAX
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import from_wire
 
@@ -70,7 +71,7 @@ class RegionLinks:
             del self.links[name]
         if not self._config.allows(report.region, address_of(address).host):
             self._refused("address_not_allowed")
-        elif len(self.links) < LINKS_MAX:
+        elif len(self.links) < LINKS_MAX and sum(one == report.region for one, _ in self.links) < REGION_INSTANCES_MAX:
             self.links[name] = (address, self._tasks.start(self._follow(name, address), f"read reports of {address}"))
 
     def gone(self, region: str, instance: str) -> None:

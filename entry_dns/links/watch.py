@@ -13,6 +13,7 @@ from farhop.store.contract import (
     ENTRY_DRAIN_PREFIX,
     LATENCY_PREFIX,
     OVERRIDE_PREFIX,
+    REGION_INSTANCES_MAX,
     REGION_PREFIX,
     STEER_PREFIX,
     parse_instance_key,
@@ -205,9 +206,11 @@ class EntryWatcher:
         known, now = self._loads.get(name), self._clock()
         if known is not None and at <= known.at and now - known.received_at <= LOAD_AGE_S:
             return
-        if known is None and len(self._loads) >= INSTANCES_MAX:
-            self._refused("too_many_instances")
-            return
+        if known is None:
+            siblings = sum(region == report.region for region, _ in self._loads)
+            if len(self._loads) >= INSTANCES_MAX or siblings >= REGION_INSTANCES_MAX:
+                self._refused("too_many_instances")
+                return
         total = sum(one.slots_total for one in report.models)
         free = sum(one.slots_free for one in report.models)
         self._loads[name] = _Load(at, now, free, total)

@@ -38,6 +38,7 @@ DRILL_PREFIX = f"{ROOT}drill/"
 LATENCY_PREFIX = f"{ROOT}latency/"
 VALUE_LIMIT_BYTES = 1024 * 1024  # etcd refuses requests above 1.5 MiB
 KEYS_LIMIT = 100_000  # in one list or snapshot
+REGION_INSTANCES_MAX = 128  # balancers of one region that readers of reports know: no region takes the places of others
 
 
 class StoreError(Exception):

@@ -26,7 +26,7 @@ from farhop.balance.prefix.trie import PrefixTrie
 from farhop.service.assembly.region_channel import address_of
 from farhop.service.config.endpoints import host_of, is_loopback
 from farhop.service.process.tasks import Tasks, in_turns
-from farhop.store.contract import report_key
+from farhop.store.contract import REGION_INSTANCES_MAX, report_key
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import TEXT_LIMIT, from_wire
 from farhop.store.hubs import stores_of
@@ -251,7 +251,7 @@ class RegionWatcher:
         known = self._reports.get(name)
         if not (known is not None and _as_before(known[0], report)) and not self._addresses_allowed(report):
             return self._refuse("address_not_allowed")
-        if known is None and len(self._reports) >= INSTANCES_MAX:
+        if known is None and not self._has_room(report.region):
             return self._refuse("too_many_instances")
         now = self._clock()
         if known is not None and (known[0].incarnation, known[0].seq) >= (report.incarnation, report.seq):
@@ -281,7 +281,7 @@ class RegionWatcher:
             return self._refuse("unknown_region")
         if not self._addresses_allowed(report):
             return self._refuse("address_not_allowed")  # what may be dialled is decided now, not when it was kept
-        if self._closed or name in self._reports or len(self._reports) >= INSTANCES_MAX:
+        if self._closed or name in self._reports or not self._has_room(report.region):
             return None
         at = self._clock() - self.config.watch.report_age_s
         self._reports[name] = (report, at)
@@ -289,6 +289,10 @@ class RegionWatcher:
         self._link(name, report)
         self._react(RegionKnown(report.region, self._region(report.region)))
         return None
+
+    def _has_room(self, region: str) -> bool:
+        """Whether another instance of the region may be known. No region takes up the places of others."""
+        return len(self._reports) < INSTANCES_MAX and len(self._instances.get(region, ())) < REGION_INSTANCES_MAX
 
     def _past_incarnation_continues(
         self, name: tuple[str, str], report: RegionReport, received_at: float, now: float

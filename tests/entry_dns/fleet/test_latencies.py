@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from entry_dns.fleet import latencies
 from entry_dns.fleet.latencies import Learned, LearningConfig, judge
 from farhop.balance.estimate.network_latencies import Latency
 from farhop.store.documents.latencies import LatencyReport
@@ -79,6 +80,16 @@ def test_latencies_of_a_regions_instances_are_combined_and_forgotten_with_their_
     assert learned.read(0.0) == {network: {"frankfurt": 265.0, "tokyo": 12.0}}, "not a change that matters"
     learned.gone("frankfurt", "g1")
     assert learned.read(0.0) == {network: {"tokyo": 12.0}}
+
+
+def test_a_region_with_ever_more_instances_takes_no_places_of_others(monkeypatch) -> None:
+    monkeypatch.setattr(latencies, "REGION_INSTANCES_MAX", 2)
+    monkeypatch.setattr(latencies, "REPORTS_MAX", 3)
+    learned = Learned(CONFIG)
+    for name in "abcd":
+        learned.reported(report("frankfurt", 30.0, instance=name))
+    learned.reported(report("tokyo", 12.0))
+    assert learned.read(0.0) == {ip_network("8.8.8.0/24"): {"frankfurt": 30.0, "tokyo": 12.0}}
 
 
 def test_measurements_expire_only_while_etcd_is_out_of_contact() -> None:

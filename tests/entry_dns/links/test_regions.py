@@ -9,6 +9,7 @@ import pytest
 from inprocess import until
 from regions import Region, a_report
 
+from entry_dns.links import regions
 from entry_dns.links.regions import RegionLinks
 from farhop.service.config.region_connections import RegionConnections
 from farhop.store.documents.report import RegionReport
@@ -52,6 +53,17 @@ async def test_a_report_under_another_name_is_refused_and_a_moved_balancer_is_fo
     await region.say(a_report("frankfurt"))
     await until(lambda: one.refused == ["report_misplaced"])
     assert one.reports == []
+    await one.links.close()
+
+
+async def test_a_region_with_ever_more_instances_takes_no_links_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "REGION_INSTANCES_MAX", 2)
+    monkeypatch.setattr(regions, "LINKS_MAX", 3)
+    one = Following()
+    for name in "abcd":
+        one.links.named(a_report("frankfurt", instance=name, control_address="127.0.0.1:9"))
+    one.links.named(a_report(control_address="127.0.0.1:9"))
+    assert set(one.links.links) == {("frankfurt", "a"), ("frankfurt", "b"), ("tokyo", "r1")}
     await one.links.close()
 
 

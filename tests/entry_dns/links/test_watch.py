@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from entry_dns.fleet.entry_health import EntryHealthConfig, EntryHealthTracker, State
 from entry_dns.fleet.latencies import Learned, LearningConfig
+from entry_dns.links import watch
 from entry_dns.links.watch import EntryWatcher
 from farhop.balance.estimate.network_latencies import Latency
 from farhop.store.contract import Change, ChangeKind, KeyValue, latency_key, report_key
@@ -186,6 +187,17 @@ def test_the_newest_report_counts_whichever_path_it_came_by() -> None:
     one.now += 16.0
     one.watcher.reported(load(2, 0, "r2"))
     assert one.of("tokyo").share < 1.0, "who is silent counts no more"
+
+
+def test_a_region_with_ever_more_instances_takes_no_places_of_others(monkeypatch) -> None:
+    monkeypatch.setattr(watch, "REGION_INSTANCES_MAX", 2)
+    monkeypatch.setattr(watch, "INSTANCES_MAX", 3)
+    one = Watched()
+    for name in "abcd":
+        one.watcher.reported(load(1, 8, name, "frankfurt"))
+    assert one.refused == ["too_many_instances"] * 2
+    one.watcher.reported(load(1, 0))
+    assert one.of("tokyo").share < 1.0
 
 
 def test_reports_kept_on_disk_give_addresses_but_no_health() -> None:

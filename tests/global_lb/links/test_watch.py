@@ -97,6 +97,20 @@ async def test_there_is_a_bound_on_instances(monkeypatch: pytest.MonkeyPatch) ->
         await until(lambda: [i.draining for i in found.view.regions["tokyo"].instances] == [False, True])
 
 
+async def test_a_region_with_ever_more_instances_takes_no_places_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "REGION_INSTANCES_MAX", 2)
+    monkeypatch.setattr(watch, "INSTANCES_MAX", 3)
+    store = MemoryStore(Random(1))
+    await store.open()
+    for name in "abcd":
+        await put(store, a_report("frankfurt", instance=name))
+    async with watching(store) as (_, _, found):  # it starts where Frankfurt's reports come first
+        await put(store, a_report())
+        await until(lambda: set(found.view.regions) == {"tokyo", "frankfurt"})
+        assert found.refused == ["too_many_instances"] * 2
+        assert len(found.view.regions["frankfurt"].instances) == 2
+
+
 async def test_a_deleted_key_is_not_a_death() -> None:
     async with watching() as (_, store, found):
         await put(store, a_report())
