@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from random import Random
 
 import pytest
@@ -24,6 +25,7 @@ from inprocess import (
     until,
 )
 
+from farhop.balance.health.region import LivenessConfig
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from global_lb.app.main import GlobalBalancer
 from regional_lb.app.main import RegionalBalancer
@@ -195,7 +197,9 @@ async def test_a_proxy_that_has_waited_long_enough_for_an_answer_in_one_piece_sp
         assert (await send(entry, chat(body=streaming()))).status == 200  # a stream's first byte may come sooner there
 
 
-async def test_where_no_other_region_is_lawful_the_refusal_names_what_is_wrong() -> None:
+async def test_where_no_other_region_is_lawful_the_refusal_names_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    soon = partial(LivenessConfig, relay_hold_s=1.0)  # and not 10 s, which this would wait
+    monkeypatch.setattr("global_lb.app.main.LivenessConfig", soon)
     async with fleet("virginia") as (entry, above, other, _):
         other.takes_over(SAID["JSON"])
         answer = await send(entry, chat())
