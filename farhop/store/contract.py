@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Collection
 
 ROOT = "/farhop/v1/"
 REGION_PREFIX = f"{ROOT}region/"
@@ -99,12 +99,13 @@ class Change(msgspec.Struct, frozen=True):
             return (KeyValue(self.key, self.value, self.revision),)
         return self.entries
 
-    def ended(self, known: Iterable[str]) -> list[str]:
+    def ended(self, known: Collection[str]) -> list[str]:
         """Those of these keys that no longer exist."""
         if self.kind is ChangeKind.SNAPSHOT:
             there = {entry.key for entry in self.entries}
             return [key for key in known if key not in there]
-        return [key for key in known if key == self.key] if self.kind is ChangeKind.DELETE else []
+        # One look-up: thousands of keys may be deleted at once.
+        return [self.key] if self.kind is ChangeKind.DELETE and self.key in known else []
 
 
 class Publication(Protocol):

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 PAGE = 1000  # keys in one answer
 QUIET_S = 15.0  # after which a silent watch is checked
+TURN_EVENTS = 64  # of one message that are passed on in a turn of the event loop
 _LEASE_GONE = "requested lease not found"
 
 
@@ -207,8 +208,10 @@ class EtcdStore(Store):
                     if reply.header.revision < revision:
                         raise _GapError(f"{client.endpoint} is at revision {reply.header.revision}, below {revision}")
                     revision = int(reply.header.revision) if reply.events else revision
-                    for event in reply.events:
+                    for n, event in enumerate(reply.events, 1):
                         yield change_of(event)
+                        if not n % TURN_EVENTS:
+                            await asyncio.sleep(0)  # all keys of a prefix may have been deleted at once
             finally:
                 await stream.end()
 

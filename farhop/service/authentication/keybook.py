@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from farhop.identity.api_keys import Issued, Principal
-from farhop.store.contract import KEY_PREFIX
+from farhop.store.contract import KEY_PREFIX, ChangeKind
 from farhop.store.documents import issued_keys
 from farhop.store.follow import Documents, Refused, follow
 
@@ -38,6 +38,8 @@ class KeyBook:
         self._documents: Documents[IssuedKey] = Documents(self._read, refused, "key")
         self._newest: dict[str, IssuedKey] = {}  # the newest document of a key, deleted or not
         self._by_sha256: dict[str, Issued] = {}
+        self._sha256_of: dict[str, str] = {}  # by etcd key, of each readable document
+        self._holders: dict[str, set[str]] = {}  # by hash, the etcd keys of the documents that have it
         self.changes: list[Callable[[], None]] = []
         self._answered = asyncio.Event()
 
@@ -54,23 +56,37 @@ class KeyBook:
     def changed(self, change: Change) -> None:
         """Process one change from the watch."""
         self._answered.set()
-        before = dict(self._documents.problems)
-        if not self._documents.take(change) and before == self._documents.problems:
-            return
-        by_sha256: dict[str, Issued] = {}
-        twins: set[str] = set()
-        for one in self._documents.values():
-            if one.key in self._documents.problems:  # the unreadable document may narrow it, or revoke it
-                continue
-            if one.sha256 in by_sha256:
-                twins.add(one.sha256)
-                self._refused("key_twice")
-            by_sha256[one.sha256] = _issued(one)
-        for sha256 in twins:
-            del by_sha256[sha256]  # whose is it?
-        self._by_sha256 = by_sha256
-        for changed in self.changes:
-            changed()
+        # What one key costs does not grow with the number of all: an operator may issue or delete thousands in a row.
+        whole, problems = change.kind is ChangeKind.SNAPSHOT, self._documents.problems
+        before = set(problems) if whole else problems.keys() & {change.key}
+        changed = self._documents.take(change)
+        after = problems.keys() if whole else problems.keys() & {change.key}
+        touched = changed.keys() | (before ^ after)
+        for key in touched:
+            self._settle(key)
+        if touched:
+            for tell in self.changes:
+                tell()
+
+    def _settle(self, key: str) -> None:
+        """Go by what the document at this etcd key is now."""
+        # An unreadable document may narrow it, or revoke it.
+        document = None if key in self._documents.problems else self._documents.get(key)
+        before, now = self._sha256_of.pop(key, None), None if document is None else document.sha256
+        if before is not None:
+            self._holders[before].discard(key)
+        if now is not None:
+            self._sha256_of[key] = now
+            self._holders.setdefault(now, set()).add(key)
+        for sha256 in {before, now} - {None}:
+            holders = self._holders[sha256]
+            self._by_sha256.pop(sha256, None)
+            if not holders:
+                del self._holders[sha256]
+            elif len(holders) > 1:
+                self._refused("key_twice")  # whose is it?
+            elif (one := self._documents.get(next(iter(holders)))) is not None:
+                self._by_sha256[sha256] = _issued(one)
 
     def get(self, sha256: str) -> Issued | None:
         """The key with this lower-case hex SHA-256. One dictionary look-up."""

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from farhop.store import contract
 from farhop.store.contract import (
+    Change,
+    ChangeKind,
     Conflict,
     StoreError,
     override_key,
@@ -25,6 +27,18 @@ def test_report_key_contains_region_and_instance(region, instance):
     key = report_key(region, instance)
     assert key.startswith(contract.REGION_PREFIX)
     assert parse_report_key(key) == (region, instance)
+
+
+class LookedUp(dict):
+    def __iter__(self):
+        raise AssertionError("each of thousands of deletions would go through all keys")
+
+
+def test_what_a_deletion_ends_is_looked_up():
+    known = LookedUp({"/a": 1, "/b": 2})
+    assert Change(ChangeKind.DELETE, 1, "/b").ended(known) == ["/b"]
+    assert Change(ChangeKind.DELETE, 1, "/c").ended(known) == []
+    assert Change(ChangeKind.PUT, 1, "/b").ended(known) == []
 
 
 def test_the_layout_is_what_operators_type():

@@ -87,6 +87,30 @@ async def test_a_member_with_less_history_than_was_read_is_a_gap(store, monkeypa
         assert (await anext(watch)).value == b"2"
 
 
+async def test_many_changes_at_once_leave_turns_to_others(store):
+    count = 5 * module.TURN_EVENTS
+    for n in range(count):
+        await store.put(f"/a/{n:04}", b"1")
+    turns = 0
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(60.0), contextlib.aclosing(store.watch("/a/")) as watch:
+        await anext(watch)
+        all_of_it = aetcd.rpc.DeleteRangeRequest(key=b"/a/", range_end=b"/a0")
+        await store.link.call("kvstub", "DeleteRange", all_of_it)
+        await anext(watch)
+        running = asyncio.create_task(others())
+        for _ in range(count - 1):
+            assert (await anext(watch)).kind is ChangeKind.DELETE
+        running.cancel()
+    assert turns >= 4  # one behind each but the last of five parts
+
+
 @pytest.mark.parametrize(
     ("prefix", "start", "end"),
     [("", b"\0", b"\0"), ("/a/", b"/a/", b"/a0"), ("a", b"a", b"b"), ("a\u07ff", b"a\xdf\xbf", b"a\xdf\xc0")],

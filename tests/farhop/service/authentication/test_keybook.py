@@ -4,9 +4,11 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farhop.service.authentication import keybook
 from farhop.service.authentication.keybook import KeyBook
 from farhop.store.contract import Change, ChangeKind, KeyValue, issued_key
 from farhop.store.documents import issued_keys
@@ -78,6 +80,40 @@ def test_two_documents_with_one_hash_authenticate_no_client() -> None:
     assert (one.book.get(HASH), one.refused) == (None, ["key_twice"])
     one.delete("k2")
     assert one.book.get(HASH) is not None
+
+
+Documents = st.tuples(st.sampled_from(("k1", "k2", "k3")), st.sampled_from((HASH, "0" * 64, "", None)))
+
+
+@given(st.lists(Documents, max_size=20))
+def test_the_keys_are_those_of_all_documents_present_however_they_came(steps: list[tuple[str, str | None]]) -> None:
+    """Written again under another hash, unreadable ("") and deleted (None) in any order: as if read all at once."""
+    one, there = Followed(), dict[str, bytes]()
+    for seq, (id_, of) in enumerate(steps, 1):
+        if of is None:
+            there.pop(id_, None)
+            one.delete(id_)
+        else:
+            there[id_] = document(id_, of, seq=seq, tenant=id_) if of else b"{}"
+            one.put(there[id_], id_)
+        anew = KeyBook(None, lambda _reason: None)  # type: ignore[arg-type]
+        entries = tuple(KeyValue(issued_key(key), value, seq) for key, value in there.items())
+        anew.changed(Change(ChangeKind.SNAPSHOT, seq, entries=entries))
+        assert [one.book.get(of) for of in (HASH, "0" * 64)] == [anew.get(of) for of in (HASH, "0" * 64)]
+        assert one.book.status()["issued"] == anew.status()["issued"]
+
+
+def test_one_of_thousands_of_keys_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Followed()
+    for n in range(50):
+        one.put(document(f"k{n}", f"{n:064x}"), f"k{n}")
+    read = list[str]()
+    issued = keybook._issued
+    monkeypatch.setattr(keybook, "_issued", lambda key: read.append(key.id) or issued(key))
+    one.put(document("k50", f"{50:064x}"), "k50")
+    one.delete("k7")
+    assert read == ["k50"]
+    assert one.book.status()["issued"] == 50
 
 
 Steps = st.lists(st.one_of(st.integers(1, 6), st.none()), max_size=12)
