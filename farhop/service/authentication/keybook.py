@@ -78,7 +78,7 @@ class KeyBook:
         if now is not None:
             self._sha256_of[key] = now
             self._holders.setdefault(now, set()).add(key)
-        for sha256 in {before, now} - {None}:
+        for sha256 in {one for one in (before, now) if one is not None}:
             holders = self._holders[sha256]
             self._by_sha256.pop(sha256, None)
             if not holders:
