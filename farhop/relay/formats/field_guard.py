@@ -406,7 +406,7 @@ def _refused(name: str, family: str, within: str = "") -> BodyError:
 
 def query(target: bytes) -> None:
     """A request's target: its query may name no field, since of two an engine may read this one (LiteLLM's `model`),
-    while law and limits use the body's. Raises BodyError."""
+    while law and limits use the body's; nor a residency, which would not count there. Raises BodyError."""
     text = target.partition(b"?")[2]
     if text.count(b"&") + text.count(b";") >= _QUERY_FIELDS_MAX:
         raise invalid("query", f"the query has too many fields: at most {_QUERY_FIELDS_MAX}")
@@ -414,6 +414,8 @@ def query(target: bytes) -> None:
         name = unquote_plus(part.partition(b"=")[0].decode("latin-1")).partition("[")[0].casefold()
         if name in KNOWN or family_of(name) is not None:
             raise invalid(name, f"`{name}` is in the query: it must be a member of the body")
+        if name.replace("_", "-") == "x-farhop-allow":
+            raise invalid(name, f"`{name}` is in the query: it must be the header `x-farhop-allow`")
 
 
 def engine_headers(lines: bytes) -> bytes:

@@ -170,6 +170,8 @@ class ChunkedBody:
         name, colon, value = line.partition(b":")
         if not colon or not name or name.translate(None, TOKEN) or value.translate(None, VALUE):
             raise FramingError("a trailer must be `name: value`")
+        if name.lower() == b"x-farhop-allow":
+            raise FramingError("`x-farhop-allow` must be a header: a trailer comes when it is decided where to send it")
         if name.lower() in _NEVER_TRAILERS:
             raise FramingError("how a message is framed cannot be said in its trailers")
         self._count(len(line) + 2, 0)

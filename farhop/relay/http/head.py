@@ -40,7 +40,7 @@ _NOT_FORWARDED = _HOP_BY_HOP | _OURS
 RESUME = b"x-farhop-resume"  # between tiers: send token ids; or: this is a continuation
 EXPLAIN = b"x-farhop-explain"  # a client asks for the reasons of its route, when its answer begins and when it ends
 _FORGOTTEN: dict[bytes, bytes] = {}  # never written to
-_INTERNAL = (b"x-farhop-", b"x-forwarded-")
+_INTERNAL = (b"x-farhop-", b"x_farhop_", b"x-forwarded-")
 _UNREMARKABLE = frozenset((b"close", b"keep-alive"))  # what `Connection` says without naming a header
 _LISTS = (b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"via", b"forwarded", b"tracestate")
 _AUTHORITY = rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"

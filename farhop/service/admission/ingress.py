@@ -183,6 +183,9 @@ class Ingress:
         if head.known.get(b"content-encoding", b"identity").lower() != b"identity":
             detail = "compressed request bodies are not read; send the body without `Content-Encoding`"
             return answers.refusal(outcome.MALFORMED_HTTP, detail)
+        if b"x_farhop_allow" in head.known:  # to leave it out would widen what the client asked for
+            detail = "`x_farhop_allow` is not read: the header's name is `x-farhop-allow`"
+            return answers.refusal(outcome.INVALID_FIELD, detail, param="x_farhop_allow")
         if self.asks_certificate and (certificate := exchange.certificate) is not None:
             head.known[CERTIFICATE] = certificate
         caller = self._authenticator.caller(head)

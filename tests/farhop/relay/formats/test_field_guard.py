@@ -339,6 +339,8 @@ def test_kserve_requests_may_not_name_shared_memory_or_sequence_ids() -> None:
         (b"max_to%E2%84%AAens=9", "max_tokens"),
         (b"kv_transfer_params=x", "kv_transfer_params"),
         (b"remote+host=x&callback_url=x", "callback_url"),
+        (b"a=b&x-farhop-allow=eu", "x-farhop-allow"),
+        (b"X%2DFarhop_Allow=eu", "x-farhop_allow"),
     ],
 )
 def test_no_field_may_be_in_the_query(query: bytes, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -269,6 +269,33 @@ def _requests(up: Both) -> int:
 )
 def test_the_places_of_an_allow_header_are_read(value: bytes | None, places: tuple[str, ...] | None) -> None:
     assert narrow_of(value) == places
+
+
+def _in_trailer() -> bytes:
+    body = chat().partition(b"\r\n\r\n")[2]
+    chunks = b"%x\r\n%b\r\n0\r\nX-Farhop-Allow: eu\r\n\r\n" % (len(body), body)
+    sent = head("POST", "/v1/chat/completions", transfer_encoding="chunked", authorization="Bearer sk-farhop-anywhere")
+    return sent + chunks
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (lambda: chat().replace(b"host: ", b"x_farhop_allow: eu\r\nhost: "), "the header's name is `x-farhop-allow`"),
+        (lambda: chat(path="/v1/chat/completions?x-farhop-allow=eu"), "must be the header `x-farhop-allow`"),
+        (_in_trailer, "`x-farhop-allow` must be a header"),
+    ],
+    ids=["underscores", "query", "trailer"],
+)
+async def test_a_residency_that_would_not_be_read_is_refused(
+    up: Both, engine: Engine, where: Callable[[], bytes], said: str
+) -> None:
+    """Left out it would widen what the client asked for."""
+    for port in (up.entry, up.client):
+        answer = await send(port, where())
+        assert answer.status == 400
+        assert said in answer.json["error"]["message"]
+    assert engine.seen == []
 
 
 async def test_the_longest_wish_still_fits_into_a_hop_token(up: Both) -> None:
