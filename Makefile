@@ -57,12 +57,12 @@ engine-pages: $(STAMP)
 # pytest ends with 5 where no test is marked so: then there is nothing to do. Building images takes minutes: no dump before.
 # One at a time: two at once took as long (608 s, one alone 662), as images and worlds need both cores.
 # Then the tests of properties, with all the examples that they name, and the long ones: not beside them, as hold timers and
-# health checks of others' programs are late where everything computes.
+# health checks of others' programs are late where everything computes. These compute more than they wait: four workers.
 test-system: $(TESTS_STAMP)
 	@$(BIN)/pytest -o faulthandler_timeout=600 --durations=12 -m '$(SYSTEM)'; ended=$$?; \
 	  if [ $$ended = 5 ]; then echo 'No test needs $(SYSTEM): nothing to do.'; \
   elif [ $$ended != 0 ]; then exit $$ended; fi
-	$(BIN)/pytest -n $(WORKERS) -m '(hypothesis or long) and not ($(APART))'
+	$(BIN)/pytest -n 4 -m '(hypothesis or long) and not ($(APART))'
 
 # Lines and branches, by the tests that mirror what ships: minutes. `make coverage TESTS=tests` takes all but the drills,
 # which a tracer slows beyond what they are about, and whose killed processes would tell nothing. Two figures: what

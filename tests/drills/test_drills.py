@@ -202,12 +202,16 @@ def test_of_two_schedule_watchers_one_runs_a_due_drill_and_both_end_with_their_s
     planned = drilled.farhop("schedule", name, "--window", "mon-sun 00:00-24:00", "--every", "1h", "--set", "soak_s=1")
     assert planned.exit_code == 0, planned.stderr
     words = ["drill", "schedule", "--watch", "--world", str(drilled.path), "--out", str(drilled.folder)]
-    watchers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "farhop_cli", *words], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, env={**os.environ, ENDS_WITH_STDIN: "1"},
-        ) for _ in range(2)
-    ]  # fmt: skip
+    said = [drilled.folder / f"watcher-{number}.log" for number in range(2)]
+    watchers = []
+    for log in said:
+        with log.open("wb") as file:
+            watchers.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "farhop_cli", *words], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                    stderr=file, env={**os.environ, ENDS_WITH_STDIN: "1"},
+                )
+            )  # fmt: skip
 
     def runs() -> list[dict[str, Any]]:
         output = json.loads(drilled.farhop("history", name, "--json").stdout)
@@ -216,7 +220,7 @@ def test_of_two_schedule_watchers_one_runs_a_due_drill_and_both_end_with_their_s
     try:
         until(lambda: [*drilled.folder.glob(f"{name}-*/journal.json")])
         until(runs, COMMAND_EVERY_S)
-        assert all(watcher.poll() is None for watcher in watchers)
+        assert [watcher.poll() for watcher in watchers] == [None, None], [log.read_text() for log in said]
         for watcher in watchers:
             assert watcher.stdin is not None
             watcher.stdin.close()
