@@ -63,13 +63,13 @@ class KeyBook:
         after = problems.keys() if whole else problems.keys() & {change.key}
         touched = changed.keys() | (before ^ after)
         for key in touched:
-            self._settle(key)
+            self._update(key)
         if touched:
             for tell in self.changes:
                 tell()
 
-    def _settle(self, key: str) -> None:
-        """Go by what the document at this etcd key is now."""
+    def _update(self, key: str) -> None:
+        """Replace what the document at this etcd key gave before by what it gives now."""
         # An unreadable document may narrow it, or revoke it.
         document = None if key in self._documents.problems else self._documents.get(key)
         before, now = self._sha256_of.pop(key, None), None if document is None else document.sha256
