@@ -189,7 +189,10 @@ async def _run_due(
                 _not_run(planned, time.time(), "it cannot be read any more: see `farhop drill check`")
             )
             continue
-        outcome = await drill.carried_out(due_now, here, store, one, drill.progress_to(fleet_options), begun)
+        try:
+            outcome = await drill.carried_out(due_now, here, store, one, drill.progress_to(fleet_options), begun)
+        except typer.Exit:  # it has printed why; the next look tries again
+            continue
         if not _lost_the_race(outcome):
             await drill.reported(outcome, store, one, fleet_options)
 

@@ -143,7 +143,7 @@ class Regions:
         self._trie_bytes, self._config, self._spill, self._here = trie_bytes, config, spill, here
         self._guard_config = spill.guard
         self._prices = prices or {}
-        self.scaling, self.on_map = Scaling(pilots), frozenset[str]()  # the flow says which regions there are
+        self.scaling, self._on_map = Scaling(pilots), frozenset[str]()
         self.view = View({})
         self.instances = Instances()  # of the view
         self.trie = PrefixTrie()
@@ -191,6 +191,15 @@ class Regions:
             guard.configure(self._guard_config)
         self._calm.clear()  # a calm one may not be by these
         self._forget_tables()
+
+    def remap(self, on_map: frozenset[str]) -> None:
+        """Use these regions of the map from now on. What a region that left said of models' bases binds no more; one
+        that is only silent is still on the map, and binds."""
+        self._on_map = on_map
+        if gone := self._lineages.keys() - on_map:
+            for region in gone:
+                del self._lineages[region]
+            self.lineages.learn(self._lineages.values())
 
     def adopt(self, view: View, now: float) -> None:
         """Replace the view: take every new region, and drop those that left."""
@@ -270,7 +279,7 @@ class Regions:
     def update_guards(self, region: str, now: float) -> None:
         """Inform the guards whether the region can be used, and how much of it is in use."""
         if now >= self.scaling.due:
-            for name in self.scaling.look(self.view, lambda name: self._usable(name, now), self.on_map, now):
+            for name in self.scaling.look(self.view, lambda name: self._usable(name, now), self._on_map, now):
                 self._known_eligible.clear()
                 if name != region:
                     self._update_guards_of(name, now)

@@ -113,7 +113,7 @@ class GlobalFlow:
         self.redirects = Redirects(https_only=config.https_only)
         self.routes = routes or Routes()
         self.regions = Regions(config.trie_bytes, config.liveness, config.spill, config.region, prices, config.pilots)
-        self.regions.on_map = frozenset(law.topology.regions)
+        self.regions.remap(frozenset(law.topology.regions))
         self.forgotten: list[Callable[[], None]] = []  # called when all prefixes are forgotten
         # Called when another law is in force, or more is known of what models it binds.
         self.law_changes: list[Callable[[], None]] = []
@@ -379,7 +379,7 @@ class GlobalFlow:
         """As with a law: requests under way stay where they are, and every further attempt obeys the new
         configuration."""
         self.config = event.config
-        self.regions.on_map = frozenset(event.law.topology.regions)
+        self.regions.remap(frozenset(event.law.topology.regions))
         self.regions.reconfigure(event.config.spill, event.prices, event.config.pilots)
         self.routes.configure(event.routes)
         return self._apply_law(event.law.knowing(self.regions.lineages.of), now)

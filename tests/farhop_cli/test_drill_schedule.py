@@ -14,6 +14,7 @@ import pytest
 from farhop_cli import drill_schedule
 from farhop_cli.drill_fleet import DrillOptions
 from farhop_cli.drill_schedule import MISSED, _run_due
+from farhop_cli.exits import fail
 from farhop_drill.document import Names
 from farhop_drill.machine import DrillVerdict
 from farhop_drill.records import Records
@@ -65,4 +66,27 @@ async def test_unreadable_schedule_is_not_run(
     assert (one.verdict, one.drill) == (DrillVerdict.NOT_RUN, "law-change")
     assert "cannot be read any more" in one.why
     assert "mars" in capsys.readouterr().err
+    await store.close()
+
+
+async def test_a_run_that_cannot_begin_leaves_the_watcher_and_the_other_drills_their_turn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(drill_schedule, "AGREED_S", 0.0)
+    monkeypatch.setattr(drill_schedule, "read_document", lambda found, *_: found)
+    monkeypatch.setattr(drill_schedule, "find", lambda asked, _: asked.name)
+    begun = []
+
+    async def carried_out(name: str, *_: object) -> None:
+        begun.append(name)
+        fail("nobody answers")
+
+    monkeypatch.setattr(drill_schedule.drill, "carried_out", carried_out)
+    store = MemoryStore(Random(1))
+    await store.open()
+    for name in ("drain-and-return", "law-change"):
+        await Records(store).plan(planned(name, "mon-sun 00:00-24:00", since_s=time.time()))
+    for _ in range(2):
+        await _run_due(store, HERE, DrillOptions("", out=tmp_path), WHERE, asyncio.Event())
+    assert begun == ["drain-and-return", "law-change"] * 2
     await store.close()

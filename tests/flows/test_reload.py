@@ -21,8 +21,9 @@ from inprocess import (
     send,
     until,
 )
+from msgspec.structs import replace as replace_struct
 from playbook import Expected, answered, sent, timer
-from worlds import law, report_in, request, worldwide
+from worlds import MODEL, instance, law, report_in, request, seen, worldwide
 
 from farhop.balance import outcome
 from farhop.balance.machine import AttemptBegan, AttemptRefused, Recall, RequestArrived, TimerFired
@@ -301,6 +302,26 @@ def test_requests_under_way_in_a_region_that_left_the_map_are_not_given_up(play)
     book.at(6.0).on(TimerFired("a")).expect(timer("a"))
     book.at(7.0).on(AttemptBegan("a", 1, 200)).expect()
     book.on(RequestArrived(request("b"))).expect(sent("b", "frankfurt"))
+
+
+def test_what_a_region_that_left_the_map_said_of_models_bases_binds_no_more(play) -> None:
+    """It bound until a restart, though the map is how an operator gets rid of a region that lies."""
+    there = law(1).topology
+    ruled = replace(there, models={"nobody's": Rule(allow=("atlantis",))})
+    lying = replace_struct(instance("london"), lineage={MODEL: frozenset({"nobody's"})})
+    honest = replace_struct(instance("tokyo"), lineage={MODEL: frozenset()})
+    flow = worldwide(under=Law(ruled), view=seen(lying, honest))
+    refused = answered("a", outcome.UNLAWFUL)
+    smaller = Law(replace(ruled, regions={name: one for name, one in ruled.regions.items() if name != "london"}))
+    (
+        play(flow)
+        .on(seen(lying, honest)).expect()
+        .on(RequestArrived(request("a"))).expect(refused)
+        .on(RegionKnown("london", None)).expect()  # it only fell silent
+        .on(RequestArrived(request("a"))).expect(refused)
+        .on(to(smaller)).expect()
+        .on(RequestArrived(request("b"))).expect(sent("b", "tokyo"))
+    )  # fmt: skip
 
 
 def test_operator_overrides_take_precedence_over_a_reloaded_configuration(play) -> None:

@@ -365,7 +365,7 @@ def test_last_reports_of_silent_regions_are_uncertain(regions: Regions) -> None:
 def piloted(**loads: float) -> Regions:
     """Tokyo is a pilot light of two replicas at least."""
     known = Regions(1 << 20, LivenessConfig(), pilots={"tokyo": PilotConfig(sleep_after_s=20.0)})
-    known.on_map = ALL
+    known.remap(ALL)
     bounds = {"replicas_min": 4, "replicas_max": 9}
     view = seen(*(instance(r, load_replicas=loads.get(r, 1.0), replicas_needed=2, **bounds) for r in sorted(ALL))).view
     known.adopt(view, 0.0)
