@@ -205,12 +205,30 @@ def _notes(read: _Read) -> list[str]:
             f"the log spans {span_s:.0f} s, and the scenario plays its first {LENGTH_S_MAX:.0f}; for others give its "
             "work `since_s`"
         )
+    later, shorter = _later_turns(rows)
+    if not read.as_it_is and shorter > later / 2:
+        notes.append(
+            f"{shorter} of {later} later turns are shorter than the conversation before them, so their context begins "
+            "anew; if a turn's tokens are only what it adds, say so by --field new_tokens=PATH"
+        )
     if not (read.as_it_is or any(row.session or row.blocks for row in rows)):
         notes.append(
             "the log has no sessions and no blocks: every prompt counts as new, so a plan will be too large if prompts "
             "begin alike; say where sessions are by --field session=PATH, or record with `farhop record`"
         )
     return notes
+
+
+def _later_turns(rows: Sequence[LogRow]) -> tuple[int, int]:
+    """How many turns follow another of their session, and how many of them are shorter than all that was said."""
+    held: dict[str, int] = {}
+    later = shorter = 0
+    for row in rows:
+        if row.session:
+            if row.session in held:
+                later, shorter = later + 1, shorter + (row.input_tokens < held[row.session])
+            held[row.session] = row.input_tokens + row.output_tokens
+    return later, shorter
 
 
 def _span_s(rows: Sequence[LogRow]) -> float:

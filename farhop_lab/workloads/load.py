@@ -14,11 +14,11 @@ import io
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import accumulate, chain, islice, pairwise
-from math import isfinite
+from math import isfinite, isnan
 from pathlib import Path
 from statistics import median_low
 from typing import IO, Any, TypeVar
@@ -47,6 +47,7 @@ AZURE_HEAD = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 _AS_OWN = "farhop sim import FILE --out mine.yaml"
 _AS_A_LOG = f"{_AS_OWN} --block-tokens"
 _HEAD_CHARS_MAX = 80
+_TOLD_BY_LINES = 100
 _TAR_AT, _TAR = 257, b"ustar"
 _GZIP = b"\x1f\x8b"
 _UNREADABLE = {
@@ -192,7 +193,7 @@ def published(path: Path) -> tuple[str, list[LogRow]] | None:
     for _, line in islice(_lines(path), 1):
         with suppress(msgspec.MsgspecError, RecursionError):
             names = msgspec.json.decode(line, type=dict[str, msgspec.Raw]).keys()
-            if {"hash_ids", "input_length"} <= names:
+            if {"hash_ids", "input_length"} <= names and "session_id" not in names:
                 return "mooncake", [
                     LogRow(at_s=row.at_ms / 1e3, input_tokens=row.input_length, output_tokens=row.output_length)
                     for row in mooncake(path)
@@ -226,9 +227,15 @@ def own_log(
     what was left out: with `skip`, one message for each line that cannot be read, before them one for the rest of a
     file that breaks off; otherwise none. `block_tokens`: the length of the blocks that `hash_ids` name; 0: these are
     not read. Raises TraceError.
+
+    AIPerf's and Dynamo's form of Mooncake's traces (`own_logs.MOONCAKE_SESSIONS`), unless it comes by a pipe, is told
+    by its first lines; its blocks have 512 tokens unless said otherwise.
     """
     found: list[tuple[LogRow, float | None, str]] = []
     complaints: list[str] = []
+    if _has_mooncake_sessions(path):
+        times = {} if "at_s" in fields else own_logs.MOONCAKE_SESSIONS
+        fields, block_tokens = {**times, **fields}, block_tokens or MOONCAKE_BLOCK_TOKENS
     try:
         for at, request in _requests(path):
             try:
@@ -245,11 +252,13 @@ def own_log(
         complaints.insert(0, f"{error}; nothing from there on was read")
     if complaints and not found:
         raise TraceError(f"{complaints[0]}; no line of the file can be read")
+    found = _with_times(path, found)
     found.sort(key=lambda one: one[0].at_s)
     first = _some(path, found)[0][0].at_s
     ended: dict[str, float | None] = {}  # by session: when its last answer did, if known
     begun: dict[str, str] = {}  # the session of each request, by its own
     rows: list[LogRow] = []
+    held: dict[str, LogRow] = {}  # by session: its last row
     for row, took_s, before in found:
         session = begun[row.session] = begun.get(before, row.session) if before else row.session
         last, pause_s = ended.get(session), row.pause_s
@@ -258,8 +267,47 @@ def own_log(
         pause_s = None if pause_s is None else min(PAUSE_S_MAX, pause_s)
         ended[session] = None if took_s is None else row.at_s + took_s
         at_s = round(row.at_s - first, 6)
-        rows.append(msgspec.structs.replace(row, at_s=at_s, pause_s=pause_s, session=session))
+        whole = msgspec.structs.replace(row, at_s=at_s, pause_s=pause_s, session=session)
+        if "new_tokens" in fields and (last_row := held.get(session)) is not None:
+            conversation_tokens = last_row.input_tokens + last_row.output_tokens
+            whole = msgspec.structs.replace(
+                whole, input_tokens=row.input_tokens + conversation_tokens, blocks=last_row.blocks
+            )
+        if session:
+            held[session] = whole
+        rows.append(whole)
     return rows, complaints
+
+
+def _has_mooncake_sessions(path: Path) -> bool:
+    if not path.is_file():  # a pipe can be read once only
+        return False
+    with suppress(TraceError):  # whoever reads it all reports that
+        for _, request in islice(_requests(path), _TOLD_BY_LINES):
+            if not isinstance(request, TraceError) and own_logs.is_mooncake_session(request):
+                return True
+    return False
+
+
+def _with_times(
+    path: Path, found: Sequence[tuple[LogRow, float | None, str]]
+) -> list[tuple[LogRow, float | None, str]]:
+    """A line without a time comes after its session's line before: by its pause, as if that answer took no time unless
+    it says so (in a closed loop the pause alone counts). Raises TraceError.
+    """
+    timed: list[tuple[LogRow, float | None, str]] = []
+    ends: dict[str, float] = {}
+    for row, took_s, before in found:
+        at_s = row.at_s
+        if isnan(at_s):
+            if row.session not in ends:
+                name = ascii(row.session[:64])
+                raise TraceError(f"{path}: the first line of session {name} has a pause and no time; give it a time")
+            at_s = ends[row.session] + (row.pause_s or 0.0)
+        if row.session:
+            ends[row.session] = at_s + (took_s or 0.0)
+        timed.append((msgspec.structs.replace(row, at_s=at_s), took_s, before))
+    return timed
 
 
 def _row(

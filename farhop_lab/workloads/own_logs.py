@@ -23,6 +23,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "TIMESTAMP", "Timestamp", "startTimeUnixNano", "started_at", "request_created_at",
     ),
     "at_ms": ("at_ms", "timestamp_ms"),
+    "new_tokens": ("new_tokens",),
     "input_tokens": (
         "input_tokens", "prompt_tokens", "usage.prompt_tokens", "usage.input_tokens", "request_tokens", "inputTokens",
         "promptTokens", "usage.input", "usageDetails.input", "usage_details.input", "ContextTokens", "Request tokens",
@@ -45,12 +46,17 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "duration_s": ("duration_s", "latency_s", "Elapsed time"),
     "duration_ms": ("duration_ms", "latency_ms", "request_duration_ms", "delay_ms", "generation_time_ms"),
     "end": ("end", "end_time", "endTime", "endTimeUnixNano"),
+    "pause_s": ("pause_s",),
+    "pause_ms": ("pause_ms",),
     "hash_ids": ("hash_ids",),
 }  # fmt: skip
 """Names of each field; a dot leads into an object. The first that is present counts, but none that was given for
 another field. `at_ms` is in milliseconds from any zero; `at_s` and `end` in any unit that `_moment` tells apart.
+`new_tokens` are those that a turn adds to its session, instead of all `input_tokens`.
 """
-NEEDED = ("input_tokens", "output_tokens")
+MOONCAKE_SESSIONS: Mapping[str, str] = {"at_ms": "timestamp", "pause_ms": "delay"}
+"""Fields of AIPerf's and Dynamo's form of Mooncake's traces, where they are not what their names say elsewhere."""
+_OF_MOONCAKE = frozenset(("session_id", "input_length", "output_length"))
 _USAGE_TYPE = "farhop.request"
 # Farhop's usage records are of the end of a request.
 _USAGE = {
@@ -69,40 +75,50 @@ class FieldError(ValueError):
     """A line that cannot be a row: the text names the field and what was expected."""
 
 
+def is_mooncake_session(line: Mapping[str, Any]) -> bool:
+    """Whether it is of a trace with MOONCAKE_SESSIONS: other logs with these lengths have no blocks and no delays."""
+    return line.keys() >= _OF_MOONCAKE and ("hash_ids" in line or "delay" in line)
+
+
 def row_of(line: Mapping[str, Any], fields: Mapping[str, str], block_tokens: int = 0) -> tuple[LogRow, float | None]:
-    """A log's line as a row, its time in seconds since 1970 or its own zero, and how long its answer took in seconds,
-    if known. `fields` maps our names to paths; `block_tokens` is the length of each block of `hash_ids`. Raises
-    FieldError.
+    """A log's line as a row, its time in seconds since 1970 or its own zero (nan: it only follows its session's line
+    before, by its pause), and how long its answer took in seconds, if known. `fields` maps our names to paths;
+    `block_tokens` is the length of each block of `hash_ids`. Raises FieldError.
     """
     fields = {**_USAGE, **fields} if line.get("type") == _USAGE_TYPE else fields
     given = frozenset(fields.values())
     found = {name: _found(line, _names(name, fields, given)) for name in NAMES}
     took_s = _took_s(found)
-    is_by_its_end = found["at_s"] is None and found["at_ms"] is None
-    if is_by_its_end and (found["end"] is None or took_s is None):
+    session, pause_s = _name("session", found["session"]), _pause_s(found)
+    has_time = found["at_s"] is not None or found["at_ms"] is not None
+    is_by_its_end = not has_time and found["end"] is not None and took_s is not None
+    if not (has_time or is_by_its_end or (session and pause_s is not None)):
         raise FieldError(_missing("at_s", line, fields))
-    for name in NEEDED:
+    all_or_new = "input_tokens" if found["new_tokens"] is None else "new_tokens"
+    for name in (all_or_new, "output_tokens"):
         if found[name] is None:
             raise FieldError(_missing(name, line, fields))
     in_ms = found["at_ms"] is not None and ("at_ms" in fields or found["at_s"] is None)
     if is_by_its_end:  # as proxies log a request: when it is over
         at_s = _moment("end", found["end"]) - (took_s or 0.0)
-    else:
+    elif has_time:
         at_s = _number("at_ms", found["at_ms"]) / 1e3 if in_ms else _moment("at_s", found["at_s"])
-    input_tokens = _tokens("input_tokens", found["input_tokens"])
-    if "input_tokens" not in fields:
+    else:
+        at_s = nan
+    input_tokens = _tokens(all_or_new, found[all_or_new])
+    if all_or_new not in fields:
         input_tokens += _beside(line)
     row = LogRow(
         at_s=at_s,
         input_tokens=input_tokens,
         output_tokens=_tokens("output_tokens", found["output_tokens"]),
-        session=_name("session", found["session"]),
+        session=session,
         region=_name("region", found["region"]),
-        pause_s=None if line.get("pause_s") is None else max(0.0, _number("pause_s", line["pause_s"])),
+        pause_s=pause_s,
         blocks=_of_hashes(found["hash_ids"], block_tokens, input_tokens) or _blocks(line.get("blocks")),
         tools=_flag(found["tools"]),
     )
-    if took_s is None and found["end"] is not None:
+    if took_s is None and found["end"] is not None and has_time:
         took_s = _long_enough(_moment("end", found["end"]) - at_s)
     return row, took_s
 
@@ -139,7 +155,8 @@ class _Export(msgspec.Struct):
 
 def _missing(name: str, line: Mapping[str, Any], fields: Mapping[str, str]) -> str:
     names = NAMES[name]
-    looked = fields.get(name) or f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    looked = fields.get(name) or f"{', '.join(names[:_SHOWN])}{more}"
     there = ", ".join(map(str, line))[:_SHOWN_CHARS] or "nothing"
     return f"no {name} (looked for {looked}; there is {there}); say where it is by --field {name}=PATH"
 
@@ -158,6 +175,15 @@ def _took_s(found: Mapping[str, Any]) -> float | None:
         return _long_enough(_number("duration_s", found["duration_s"]))
     if found["duration_ms"] is not None:
         return _long_enough(_number("duration_ms", found["duration_ms"]) / 1e3)
+    return None
+
+
+def _pause_s(found: Mapping[str, Any]) -> float | None:
+    """How long after its session's previous answer it came, if it says so."""
+    if found["pause_s"] is not None:
+        return max(0.0, _number("pause_s", found["pause_s"]))
+    if found["pause_ms"] is not None:
+        return max(0.0, _number("pause_ms", found["pause_ms"]) / 1e3)
     return None
 
 

@@ -187,6 +187,23 @@ def test_a_trace_of_blocks_of_another_length_is_a_log_with_blocks(tmp_path: Path
     load.find(str(out), routers.names())
 
 
+def test_turns_that_count_only_what_they_add_are_asked_about(tmp_path: Path) -> None:
+    lines = [
+        {"session_id": "a", "timestamp": 0, "input_length": 100, "output_length": 40},
+        {"session_id": "a", "delay": 500, "input_length": 90, "output_length": 50},
+    ]
+    log, out = written(tmp_path / "own", lines), tmp_path / "mine.yaml"
+    asked = ["sim", "import", log, "--out", str(out)]
+    text = CliRunner().invoke(app(), asked)
+    assert (text.exit_code, text.stderr.count("1 of 1 later turns are shorter")) == (0, 1), text.stderr
+    assert "--field new_tokens=PATH" in text.stderr
+    out.unlink()
+    out.with_suffix(".jsonl").unlink()
+    text = CliRunner().invoke(app(), [*asked, "--field", "new_tokens=input_length"])
+    assert (text.exit_code, text.stderr) == (0, "")
+    assert '"input_tokens":230' in out.with_suffix(".jsonl").read_text()
+
+
 @pytest.mark.parametrize("bytes_max", [100, 400], ids=["the trace", "the scenario"])
 def test_a_full_disk_is_named_and_leaves_no_half_of_a_file(tmp_path: Path, bytes_max: int) -> None:
     log, out = written(tmp_path / "own", LINES), tmp_path / "mine.yaml"

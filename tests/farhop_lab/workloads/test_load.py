@@ -422,6 +422,55 @@ def test_requests_that_name_the_one_before_are_of_one_session(tmp_path: Path) ->
     assert [row.session for row in load.own_log(path, {"session": "chat_id"})[0]] == ["", *"1234567"]
 
 
+OF_AIPERF = [
+    {"session_id": "a", "timestamp": 0, "input_length": 100, "output_length": 40},
+    {"session_id": "a", "delay": 500, "input_length": 150, "output_length": 50},
+    {"session_id": "b", "timestamp": 200, "input_length": 80, "output_length": 30},
+    {"session_id": "b", "delay": 300, "input_length": 120, "output_length": 45},
+    {"session_id": "b", "delay": 400, "input_length": 90, "output_length": 35},
+]
+
+
+def test_later_turns_of_a_mooncake_session_have_delays_and_may_name_only_new_tokens(tmp_path: Path) -> None:
+    """AIPerf's own example: milliseconds, though small numbers are seconds in other logs."""
+    path = write(tmp_path / "own", "".join(json.dumps(line) + "\n" for line in OF_AIPERF))
+    assert load.published(path) is None
+    rows, _ = load.own_log(path, {"new_tokens": "input_length"})
+    assert [(row.at_s, row.session, row.input_tokens, row.pause_s) for row in rows] == [
+        (0.0, "a", 100, None), (0.2, "b", 80, None), (0.5, "a", 290, 0.5), (0.5, "b", 230, 0.3), (0.9, "b", 365, 0.4),
+    ]  # fmt: skip
+    assert [row.input_tokens for row in load.own_log(path, {})[0]] == [100, 80, 150, 120, 90]
+
+
+def test_blocks_of_a_mooncake_session_have_512_tokens_unless_another_length_is_given(tmp_path: Path) -> None:
+    lines = [
+        {"session_id": "a", "timestamp": 1000.5, "input_length": 600, "output_length": 9, "hash_ids": [7, 8]},
+        {"session_id": "a", "delay": 2.5, "input_length": 700, "output_length": 9, "hash_ids": [7, 9]},
+    ]
+    path = write(tmp_path / "own", "".join(json.dumps(line) + "\n" for line in lines))
+    assert load.published(path) is None
+    rows, _ = load.own_log(path, {})
+    assert [(row.at_s, row.blocks) for row in rows] == [
+        (0.0, (("7", 512), ("8", 88))),
+        (0.0025, (("7", 512), ("9", 188))),
+    ]
+    rows, _ = load.own_log(path, {"new_tokens": "input_length"}, block_tokens=400)
+    assert [row.blocks for row in rows] == [(("7", 400), ("8", 200))] * 2, "the conversation begins as it began"
+
+
+def test_a_session_must_begin_at_some_time(tmp_path: Path) -> None:
+    path = write(tmp_path / "own", json.dumps(OF_AIPERF[1]) + "\n")
+    with pytest.raises(TraceError, match="the first line of session 'a' has a pause and no time; give it a time"):
+        load.own_log(path, {})
+
+
+def test_seconds_beside_lengths_of_mooncakes_names_stay_seconds(tmp_path: Path) -> None:
+    """A log of one's own: nothing but its names is Mooncake's."""
+    lines = [{**OF_AIPERF[0], "timestamp": at_s} for at_s in (10, 12)]
+    rows, _ = load.own_log(write(tmp_path / "own", "".join(json.dumps(line) + "\n" for line in lines)), {})
+    assert [row.at_s for row in rows] == [0.0, 2.0]
+
+
 def test_truncated_or_missing_files_are_reported(tmp_path: Path) -> None:
     cut = gzipped_and_cut(tmp_path / "cut.jsonl.gz", (MOONCAKE * 500).replace("3000", "0"))
     with pytest.raises(TraceError, match=r"cut\.jsonl\.gz, line \d+: .*; give a whole, readable file"):
