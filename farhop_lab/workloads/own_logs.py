@@ -23,7 +23,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "TIMESTAMP", "Timestamp", "startTimeUnixNano", "started_at", "request_created_at",
     ),
     "at_ms": ("at_ms", "timestamp_ms"),
-    "new_tokens": ("new_tokens",),
+    "new_tokens": (),
     "input_tokens": (
         "input_tokens", "prompt_tokens", "usage.prompt_tokens", "usage.input_tokens", "request_tokens", "inputTokens",
         "promptTokens", "usage.input", "usageDetails.input", "usage_details.input", "ContextTokens", "Request tokens",
@@ -52,7 +52,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Names of each field; a dot leads into an object. The first that is present counts, but none that was given for
 another field. `at_ms` is in milliseconds from any zero; `at_s` and `end` in any unit that `_moment` tells apart.
-`new_tokens` are those that a turn adds to its session, instead of all `input_tokens`.
+`new_tokens`, if given, are those that a turn adds to its session, instead of all `input_tokens`.
 """
 MOONCAKE_SESSIONS: Mapping[str, str] = {"at_ms": "timestamp", "pause_ms": "delay"}
 """Fields of AIPerf's and Dynamo's form of Mooncake's traces, where they are not what their names say elsewhere."""
@@ -94,7 +94,7 @@ def row_of(line: Mapping[str, Any], fields: Mapping[str, str], block_tokens: int
     is_by_its_end = not has_time and found["end"] is not None and took_s is not None
     if not (has_time or is_by_its_end or (session and pause_s is not None)):
         raise FieldError(_missing("at_s", line, fields))
-    all_or_new = "input_tokens" if found["new_tokens"] is None else "new_tokens"
+    all_or_new = "new_tokens" if "new_tokens" in fields else "input_tokens"
     for name in (all_or_new, "output_tokens"):
         if found[name] is None:
             raise FieldError(_missing(name, line, fields))

@@ -203,3 +203,11 @@ def test_field_is_read_from_the_given_path() -> None:
 def test_error_names_the_field(name: str, value: Any, says: str) -> None:
     with pytest.raises(FieldError, match=says):
         row_of({"ts": 1, "input_tokens": 1, "output_tokens": 1, name: value}, {})
+
+
+def test_new_tokens_count_only_if_they_are_given() -> None:
+    line = {"at_s": 1, "new_tokens": 4, "input_tokens": 9, "output_tokens": 3}
+    assert row_of(line, {})[0].input_tokens == 9
+    assert row_of(line, {"new_tokens": "new_tokens"})[0].input_tokens == 4
+    with pytest.raises(FieldError, match=r"no new_tokens \(looked for added; .* --field new_tokens=PATH"):
+        row_of(line, {"new_tokens": "added"})
