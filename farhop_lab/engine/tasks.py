@@ -79,7 +79,8 @@ class Tasks:
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         try:
             call, request_id = messages.parse(await request.read()), self._server.request_id(request, "msg_")
-            answer = messages.MessageAnswer(request_id, call.model or "")
+            given = request_id, call.model or ""
+            answer = messages.MessageAnswer(*given) if call.calls is None else messages.MessageCalls(*given, call.calls)
             return await self._server.serve(request, call, answer, request_id)
         except RefusedError as error:
             raise messages.AnthropicRefusedError(
@@ -93,7 +94,8 @@ class Tasks:
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         call, request_id = responses.parse(await request.read()), self._server.request_id(request, "resp_")
-        answer = responses.ResponseAnswer(request_id, call.model or self._server.text_model.model, int(time.time()))
+        given = request_id, call.model or self._server.text_model.model, int(time.time())
+        answer = responses.ResponseAnswer(*given) if call.calls is None else responses.ResponseCalls(*given, call.calls)
         return await self._server.serve(request, call, answer, request_id)
 
     async def _chat_batch(self, request: web.Request) -> web.Response:

@@ -119,12 +119,13 @@ class StreamTicket(Ticket):
         transport = self._transport
         if transport.is_closing():
             return
+        opening = self._answer.opening(self.sequence) if first else b""  # before the token: some number their events
         if last:
             event = self._answer.closing(text, self.sequence, include_usage=self._include_usage)
         elif self._detailed is not None:
             event = self._detailed.token_with_details(text, self.sequence)
         else:
             event = self._answer.token(text)
-        transport.write(self._answer.opening(self.sequence) + event if first else event)
+        transport.write(opening + event)
         if transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
             transport.abort()

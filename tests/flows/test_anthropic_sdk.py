@@ -124,3 +124,18 @@ def test_tools_and_their_results_pass(client: anthropic.Anthropic) -> None:
     ]
     answer = client.messages.create(**{**_asked(""), "tools": [tool], "messages": turns})
     assert answer.usage.input_tokens > 0
+
+
+def test_an_agent_calls_its_tool_and_answers_with_what_it_found(client: anthropic.Anthropic) -> None:
+    schema = {"type": "object", "required": ["city"], "properties": {"city": {"type": "string"}}}
+    asked = {**_asked("How warm?", tools=[{"name": "look", "input_schema": schema}]), "max_tokens": 500}
+    with client.messages.stream(**asked, tool_choice={"type": "any"}) as stream:
+        called = stream.get_final_message()
+    assert called.stop_reason == "tool_use"
+    calls = [block for block in called.content if block.type == "tool_use"]
+    assert calls
+    assert all(isinstance(call.input["city"], str) for call in calls)
+    results = [{"type": "tool_result", "tool_use_id": call.id, "content": "cold"} for call in calls]
+    asked["messages"] += [{"role": "assistant", "content": called.content}, {"role": "user", "content": results}]
+    after = client.messages.create(**asked)
+    assert [block.type for block in after.content] == ["text"]

@@ -183,6 +183,24 @@ def test_an_agent_calls_its_tool_and_answers_with_what_it_found(client: openai.O
     assert after.message.content
 
 
+def test_an_agent_of_the_responses_api_does_the_same(client: openai.OpenAI) -> None:
+    """Without state: its next request has the whole conversation."""
+    tool: Any = {"type": "function", "name": "look", "parameters": Weather.model_json_schema(), "strict": True}
+    talk: Any = [{"role": "user", "content": "How warm?"}]
+    with client.responses.stream(model=MODEL, input=talk, tools=[tool], tool_choice="required") as stream:
+        called = stream.get_final_response()
+    calls = [item for item in called.output if item.type == "function_call"]
+    assert calls
+    for call in calls:
+        Weather.model_validate_json(call.arguments)
+    talk += [call.to_dict() for call in calls]
+    talk += [{"type": "function_call_output", "call_id": call.call_id, "output": "cold"} for call in calls]
+    after = client.responses.create(model=MODEL, input=talk, tools=[tool])
+    assert after.output_text
+    whole = client.responses.parse(model=MODEL, input="How warm?", text_format=Weather)
+    assert isinstance(whole.output_parsed, Weather)
+
+
 def test_log_probabilities_pass(client: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "messages": _messages("How sure?"), "max_tokens": 6, "logprobs": True}
     (choice,) = client.chat.completions.create(**asked, top_logprobs=2).choices

@@ -201,7 +201,7 @@ def parse_chat(body: bytes) -> Call:
     asked = chat.max_completion_tokens if chat.max_completion_tokens is not None else chat.max_tokens
     top = _top_logprobs(chat)
     call = replace(call_of(chat, prompt := render_chat(chat), asked, role), logprobs=top)
-    return _with_tools(call, chat, prompt)
+    return with_tools(call, chat, prompt)
 
 
 def _top_logprobs(chat: ChatBody) -> int | None:
@@ -216,7 +216,7 @@ def _checked_top(top: int, param: str) -> int:
     return top
 
 
-def _with_tools(call: Call, chat: ChatBody, prompt: bytes) -> Call:
+def with_tools(call: Call, chat: ChatBody, prompt: bytes) -> Call:
     """The same, calling a tool where the request demands it or the model decides to."""
     choice = chat.tool_choice if chat.tool_choice is not None else "auto" if chat.tools else "none"
     if choice == "none":

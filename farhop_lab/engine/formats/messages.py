@@ -16,23 +16,30 @@ from farhop_lab.engine.core.text import token_count
 from farhop_lab.engine.formats.api import (
     Call,
     ChatBody,
+    JsonSchema,
     Message,
+    NamedTool,
     Part,
     RefusedError,
+    ResponseFormat,
     StreamOptions,
     call_of,
     decoded,
     refusal,
     render_chat,
+    with_tools,
 )
 from farhop_lab.engine.formats.render import frame
+from farhop_lab.engine.formats.tools import Function, Growing, call_id, parsed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Sequence as Sequence_
 
     from farhop_lab.engine.core.sequence import Sequence
 
 _BILLING = "x-anthropic-billing-header"
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _encode = msgspec.json.encode
 
@@ -52,6 +59,26 @@ class Tool(msgspec.Struct):
     description: str | None = None
 
 
+class ToolChoice(msgspec.Struct):
+    """Whether a tool is to be called, and which."""
+
+    type: str
+    name: str | None = None
+
+
+class OutputFormat(msgspec.Struct):
+    """What the answer's text is to be."""
+
+    type: str
+    schema: dict[str, Any] | None = None
+
+
+class OutputConfig(msgspec.Struct):
+    """`output_config`."""
+
+    format: OutputFormat | None = None
+
+
 class CountBody(msgspec.Struct):
     """POST /v1/messages/count_tokens."""
 
@@ -67,6 +94,8 @@ class MessagesBody(CountBody, kw_only=True):
     max_tokens: int
     stream: bool | None = False
     stop_sequences: list[str] | None = None
+    tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
     cache_salt: str | None = None
 
 
@@ -90,7 +119,21 @@ def parse(body: bytes) -> Call:
     chat = _chat(asked)
     chat.stream, chat.stop, chat.cache_salt = asked.stream, asked.stop_sequences, asked.cache_salt
     chat.stream_options = StreamOptions(include_usage=True) if asked.stream else None
-    return replace(call_of(chat, render_chat(chat), asked.max_tokens, "assistant"), model=asked.model)
+    chat.tool_choice = _choice(asked.tool_choice)
+    if asked.output_config is not None and (wanted := asked.output_config.format) is not None:
+        chat.response_format = ResponseFormat(wanted.type, JsonSchema("answer", wanted.schema))
+    call = call_of(chat, prompt := render_chat(chat), asked.max_tokens, "assistant")
+    return replace(with_tools(call, chat, prompt), model=asked.model)
+
+
+def _choice(asked: ToolChoice | None) -> str | NamedTool | None:
+    if asked is None:
+        return None
+    if asked.type == "tool" and asked.name:
+        return NamedTool(Function(asked.name))
+    if asked.type not in _CHOICES:
+        raise refusal("tool_choice", "give auto, any, none, or tool with a name")
+    return _CHOICES[asked.type]
 
 
 def counted(body: bytes) -> tuple[str, bytes]:
@@ -183,10 +226,12 @@ class MessageAnswer:
 
     def opening(self, sequence: Sequence) -> bytes:
         """The message begins, and its only block."""
+        return self._started(sequence) + frame(_event(_block_start(0, {"type": "text", "text": ""})))
+
+    def _started(self, sequence: Sequence) -> bytes:
         started_usage = {"input_tokens": sequence.prompt_tokens, "output_tokens": 0}
         message = {**self._message([], None, None), "usage": started_usage}
-        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-        return frame(_event({"type": "message_start", "message": message})) + frame(_event(block))
+        return frame(_event({"type": "message_start", "message": message}))
 
     def token(self, text: str) -> bytes:
         """The chunk of one token."""
@@ -194,20 +239,24 @@ class MessageAnswer:
 
     def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:  # noqa: ARG002 - always told
         """The chunk of the last token, and the events that end the message."""
-        delta = {"stop_reason": _STOPS.get(sequence.finished or "stop", "end_turn"), "stop_sequence": None}
-        ends = (
-            {"type": "content_block_stop", "index": 0},
-            {"type": "message_delta", "delta": delta, "usage": usage(sequence)},
-            {"type": "message_stop"},
-        )
-        return self.token(text) + b"".join(frame(_event(end)) for end in ends)
+        stop = frame(_event({"type": "content_block_stop", "index": 0}))
+        return self.token(text) + stop + self._ended(sequence.finished, sequence)
+
+    def _ended(self, finished: str | None, sequence: Sequence) -> bytes:
+        delta = {"stop_reason": _STOPS.get(finished or "stop", "end_turn"), "stop_sequence": None}
+        ends = ({"type": "message_delta", "delta": delta, "usage": usage(sequence)}, {"type": "message_stop"})
+        return b"".join(frame(_event(end)) for end in ends)
 
     def whole(self, answers: Sequence_[tuple[str, Sequence]]) -> bytes:
         """See Rendering."""
         ((text, sequence),) = answers
-        reason = _STOPS.get(sequence.finished or "stop", "end_turn")
-        content = [{"type": "text", "text": text}] if text else []
+        content, finished = self._content(text, sequence)
+        reason = _STOPS.get(finished or "stop", "end_turn")
         return _encode({**self._message(content, reason, None), "usage": usage(sequence)})
+
+    def _content(self, text: str, sequence: Sequence) -> tuple[list[dict[str, Any]], str | None]:
+        """The blocks of a whole message, and why it ended."""
+        return [{"type": "text", "text": text}] if text else [], sequence.finished
 
     def _message(self, content: list[dict[str, Any]], reason: str | None, at: str | None) -> dict[str, Any]:
         return {
@@ -219,6 +268,58 @@ class MessageAnswer:
             "stop_reason": reason,
             "stop_sequence": at,
         }
+
+
+class MessageCalls(MessageAnswer):
+    """The rendering of one answer that calls tools: a block for each call."""
+
+    __slots__ = ("_calls", "_named")
+
+    def __init__(self, id: str, model: str, named: str) -> None:  # noqa: A002
+        super().__init__(id, model)
+        self._named, self._calls = named, Growing(named)
+
+    def opening(self, sequence: Sequence) -> bytes:
+        """The message begins; a block does with its call."""
+        return self._started(sequence)
+
+    def token(self, text: str) -> bytes:
+        """The chunks of one token; none, where it is part of a call's frame."""
+        return b"".join(frame(_event(fields)) for fields in self._added(text))
+
+    def _added(self, text: str) -> Iterator[dict[str, Any]]:
+        for at, name, more in self._calls.take(text):
+            if name is not None:
+                if at:
+                    yield {"type": "content_block_stop", "index": at - 1}
+                yield _block_start(at, self._block(at, name, {}))
+            if more:
+                delta = {"type": "input_json_delta", "partial_json": more}
+                yield {"type": "content_block_delta", "index": at, "delta": delta}
+
+    def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:  # noqa: ARG002 - always told
+        """The chunks of the last token, and the events that end the message."""
+        out, finished = self.token(text), sequence.finished
+        if made := len(self._calls.arguments):
+            out += frame(_event({"type": "content_block_stop", "index": made - 1}))
+        return out + self._ended("tool_calls" if made and finished == "stop" else finished, sequence)
+
+    def _content(self, text: str, sequence: Sequence) -> tuple[list[dict[str, Any]], str | None]:
+        found = [] if sequence.finished == "length" else parsed(text, self._named)
+        try:
+            made = [self._block(at, name, json.loads(arguments)) for at, (name, arguments) in enumerate(found)]
+        except ValueError:  # a stop sequence cut it short
+            made = []
+        if not made:
+            return super()._content(text, sequence)
+        return made, sequence.finished if self._named else "tool_calls"  # see CallsAnswer
+
+    def _block(self, at: int, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "tool_use", "id": call_id(self._id, 0, at), "name": name, "input": given}
+
+
+def _block_start(index: int, block: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": index, "content_block": block}
 
 
 def _event(fields: dict[str, Any]) -> bytes:

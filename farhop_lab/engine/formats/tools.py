@@ -86,15 +86,50 @@ def _certain(arguments: str) -> str:
     return arguments
 
 
-class CallsAnswer(Answer):
-    """An answer that calls tools. `named`: the tool that the request named, "" for the model's choice."""
+class Growing:
+    """The calls in a text that grows token by token. `named`: the tool that the request named, "" for the model's
+    choice.
+    """
 
     __slots__ = ("_named", "_shown", "_text")
 
+    def __init__(self, named: str) -> None:
+        self._named, self._text = named, ""
+        self._shown: list[str] = []  # of each call, the arguments that were told
+
+    def take(self, text: str) -> list[tuple[int, str | None, str]]:
+        """What a token adds, of each call it adds to: which one, its name if it begins, and its further arguments."""
+        self._text += text
+        new: list[tuple[int, str | None, str]] = []
+        for at, (name, arguments) in enumerate(parsed(self._text, self._named)):
+            begins = at == len(self._shown)
+            if begins:
+                self._shown.append("")
+            if (more := arguments[len(self._shown[at]) :]) or begins:
+                self._shown[at] = arguments
+                new.append((at, name if begins else None, more))
+        return new
+
+    @property
+    def arguments(self) -> list[str]:
+        """Those told so far, of each call."""
+        return self._shown
+
+
+def call_id(request_id: str, answer: int, at: int) -> str:
+    """The id of a call: of which request, which of its answers, and which call there."""
+    digest = xxhash.xxh3_64_hexdigest(f"{request_id}\0{answer}\0{at}".encode())
+    return f"chatcmpl-tool-{digest}"
+
+
+class CallsAnswer(Answer):
+    """An answer that calls tools. `named`: the tool that the request named, "" for the model's choice."""
+
+    __slots__ = ("_calls", "_named")
+
     def __init__(self, *given: Any, named: str, **more: Any) -> None:
         super().__init__(*given, **more)
-        self._named, self._text = named, ""
-        self._shown: list[str] = []  # of each call, the arguments that were sent
+        self._named, self._calls = named, Growing(named)
 
     def _copy(self, index: int) -> Answer:
         return CallsAnswer(*self._made_of(index), named=self._named)
@@ -118,34 +153,28 @@ class CallsAnswer(Answer):
         return {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _delta(self, text: str) -> dict[str, Any]:
-        self._text += text
         new: list[dict[str, Any]] = []
-        for at, (name, arguments) in enumerate(parsed(self._text, self._named)):
-            if at == len(self._shown):
-                self._shown.append("")
-                new.append({"id": self._id_of(at), "type": "function", "index": at, "function": {"name": name}})
-            if more := arguments[len(self._shown[at]) :]:
-                self._shown[at] = arguments
+        for at, name, more in self._calls.take(text):
+            if name is not None:
+                made = call_id(self._id, self._index, at)
+                new.append({"id": made, "type": "function", "index": at, "function": {"name": name}})
+            if more:
                 new.append({"index": at, "function": {"arguments": more}})
         return {"content": None, "tool_calls": new} if new else {}
 
     def _last(self, text: str, sequence: Sequence) -> dict[str, Any]:
         delta = self._delta(text)
-        reason = "tool_calls" if self._shown and sequence.finished == "stop" else sequence.finished
+        reason = "tool_calls" if self._calls.arguments and sequence.finished == "stop" else sequence.finished
         return {**self._of(delta), "finish_reason": reason, "stop_reason": sequence.stop_reason}
 
     def _message(self, text: str, sequence: Sequence, index: int) -> tuple[dict[str, Any], str | None]:
         cut = sequence.finished == "length"  # then vLLM's parser finds no call in it
         found = [] if cut and not self._named else parsed(text, self._named)
         made = [
-            {"id": self._id_of(at, index), "type": "function", "function": {"name": name, "arguments": arguments}}
+            {"id": call_id(self._id, index, at), "type": "function", "function": {"name": name, "arguments": arguments}}
             for at, (name, arguments) in enumerate(found)
         ]
         content = "" if self._named else text if not made else None
         # As OpenAI's: a call that the request named is no reason of the model's.
         reason = "tool_calls" if made and not self._named else sequence.finished
         return {"role": self._role, "content": content, "refusal": None, "tool_calls": made}, reason
-
-    def _id_of(self, at: int, index: int | None = None) -> str:
-        digest = xxhash.xxh3_64_hexdigest(f"{self._id}\0{self._index if index is None else index}\0{at}".encode())
-        return f"chatcmpl-tool-{digest}"

@@ -54,3 +54,104 @@ def test_the_events_of_a_stream_in_their_order() -> None:
     assert whole["usage"]["input_tokens"] + whole["usage"]["cache_read_input_tokens"] == 10
     assert whole["content"] == [{"type": "text", "text": "text"}]
     assert json.loads(messages.count(messages.counted(body())[1]))["input_tokens"] > 0
+
+
+TOOLS = [
+    {"name": "look", "input_schema": {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}},
+    {"name": "wait", "input_schema": {"type": "object"}},
+]
+
+
+def asked(text: str, **more: Any) -> dict[str, Any]:
+    return {"model": "llama-3.1-8b", "max_tokens": 200, "messages": [{"role": "user", "content": text}], **more}
+
+
+async def events(engine: Any, **given: Any) -> list[dict[str, Any]]:
+    async with engine.post("/v1/messages", stream=True, **given) as response:
+        lines = (await response.read()).decode().split("\n")
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+
+
+def blocks_of(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The blocks that a stream makes up; each is over before the next begins."""
+    blocks: list[dict[str, Any]] = []
+    written = ""
+    for event in stream:
+        match event["type"]:
+            case "content_block_start":
+                assert event["index"] == len(blocks)
+                blocks.append(event["content_block"])
+                written = ""
+            case "content_block_delta":
+                assert (event["index"], event["delta"]["type"]) == (len(blocks) - 1, "input_json_delta")
+                written += event["delta"]["partial_json"]
+            case "content_block_stop":
+                assert event["index"] == len(blocks) - 1
+                blocks[-1] = {**blocks[-1], "input": json.loads(written)}
+    return blocks
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"), [({"type": "any"}, "tool_use"), ({"type": "tool", "name": "look"}, "end_turn")]
+)
+async def test_a_stream_calls_what_the_whole_message_calls(replica: Any, choice: dict[str, Any], reason: str) -> None:
+    """A call that the request named is no reason of the model's, as in a real engine's chats."""
+    engine = await replica()
+    several = 0
+    for text in map(str, range(8)):
+        given = asked(text, tools=TOOLS, tool_choice=choice)
+        whole = await engine.ask("/v1/messages", **given)
+        assert whole["stop_reason"] == reason
+        stream = await events(engine, **given)
+        assert (stream[-2]["delta"]["stop_reason"], stream[-1]["type"]) == ("tool_use", "message_stop")
+        for made in (whole["content"], streamed := blocks_of(stream)):
+            assert {block["type"] for block in made} == {"tool_use"}
+            assert len({block["id"] for block in made}) == len(made)
+        assert [(b["name"], b["input"]) for b in whole["content"]] == [(b["name"], b["input"]) for b in streamed]
+        assert all(isinstance(b["input"]["n"], int) for b in streamed if b["name"] == "look")
+        several += len(streamed) > 1
+    assert bool(several) is (choice["type"] == "any")
+
+
+async def test_left_to_choose_the_model_calls_or_answers_and_after_a_result_it_answers(replica: Any) -> None:
+    engine = await replica()
+    reasons = set()
+    for text in map(str, range(10)):
+        given = asked(text, tools=TOOLS)
+        whole = await engine.ask("/v1/messages", **given)
+        reasons.add(whole["stop_reason"])
+        if whole["stop_reason"] == "tool_use":
+            result = {"type": "tool_result", "tool_use_id": whole["content"][0]["id"], "content": "found"}
+            given["messages"] += [
+                {"role": "assistant", "content": whole["content"]}, {"role": "user", "content": [result]}
+            ]  # fmt: skip
+            whole = await engine.ask("/v1/messages", **given)
+            assert [block["type"] for block in whole["content"]] == ["text"]
+        none = await engine.ask("/v1/messages", **asked(text, tools=TOOLS, tool_choice={"type": "none"}))
+        assert [block["type"] for block in none["content"]] == ["text"]
+    assert "tool_use" in reasons
+    assert len(reasons) > 1
+
+
+@pytest.mark.parametrize("cut", [{"max_tokens": 3}, {"stop_sequences": ["input", "arguments"]}])
+async def test_a_call_cut_short_is_no_call(replica: Any, cut: dict[str, Any]) -> None:
+    engine = await replica()
+    given = asked("cut", tools=TOOLS, tool_choice={"type": "any"}) | cut
+    whole = await engine.ask("/v1/messages", **given)
+    assert [block["type"] for block in whole["content"]] == ["text"]
+    assert (await events(engine, **given))[-1]["type"] == "message_stop"
+
+
+async def test_the_text_has_the_form_that_was_asked_for(replica: Any) -> None:
+    engine = await replica()
+    schema = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
+    wanted = {"format": {"type": "json_schema", "schema": schema}}
+    (block,) = (await engine.ask("/v1/messages", **asked("form", output_config=wanted)))["content"]
+    assert isinstance(json.loads(block["text"])["n"], int)
+
+
+@pytest.mark.parametrize("choice", [{"type": "always"}, {"type": "tool", "name": "none"}, {"type": "tool"}])
+def test_a_choice_that_cannot_be_made_is_refused(choice: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError) as caught:
+        messages.parse(body(tools=TOOLS, tool_choice=choice))
+    assert caught.value.param == "tool_choice"
