@@ -380,7 +380,7 @@ def test_unchanged_samples_and_probes_cause_no_report() -> None:
     for at in (10.0, 10.2):
         flow.handle(ReplicaSampled("a", replace(found, at=at)), at)
         flow.handle(ReplicaProbed("a", True), at)
-        flow.wait_estimate.serving_table(MODEL, at)
+        flow.eligibility.serving_table(MODEL, at)
     news = flow.news
     flow.handle(ReplicaSampled("a", replace(found, at=10.3)), 10.3)
     flow.handle(ReplicaProbed("a", True), 10.3)

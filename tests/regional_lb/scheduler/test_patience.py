@@ -23,7 +23,7 @@ def patience() -> tuple[Patience, RequestQueue]:
 
 def state(asked: Request) -> RequestState:
     flow = regional(replica("r1"))
-    return RequestState(asked, flow.wait_estimate.need_of(asked), MODEL, flow.law)
+    return RequestState(asked, flow.selector.need_of(asked), MODEL, flow.law)
 
 
 def test_late_is_a_share_of_the_objective_or_longer_for_a_long_prompt() -> None:
