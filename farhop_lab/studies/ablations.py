@@ -25,9 +25,9 @@ from global_lb.routing import flow as global_flow
 from global_lb.routing.flow import FlowConfig
 from global_lb.routing.policy import Predictive as GlobalPredictive
 from regional_lb.scheduler import flow as regional_flow
+from regional_lb.scheduler.placement import Placement
 from regional_lb.scheduler.policy import Policies
 from regional_lb.scheduler.policy.predictive import Predictive as RegionalPredictive
-from regional_lb.scheduler.wait_estimate import WaitEstimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ class NoUnacknowledgedLoad(global_flow.GlobalFlow):
         return commands
 
 
-class _Eager(WaitEstimate):
+class _Eager(Placement):
     def consider(self, *args: Any, **named: Any) -> Pick | None:
         choice = super().consider(*args, **named)
         if choice is not None and choice.chosen is None:
@@ -102,7 +102,7 @@ class EarlyBinding(regional_flow.RegionalFlow):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         config = self.config
-        self.wait_estimate = _Eager(
+        self.placement = _Eager(
             config.region, config.foreign, self.replicas, self.queue, self.policies, self.splits, self._rng
         )
 

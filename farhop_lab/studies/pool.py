@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import multiprocessing
 import os
 import signal
@@ -239,6 +240,7 @@ class _Crew:
 def work_apart(there: connection.Connection, content: bytes) -> None:
     """A cell's process. Ctrl-C is for its parent, which ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()  # what it was forked with: `cell.rare_collections` would look through all of it first
     with contextlib.suppress(BrokenPipeError):  # the parent is gone: there is no process left to inform
         _tell(there, msgspec.msgpack.decode(content, type=Job))
     there.close()

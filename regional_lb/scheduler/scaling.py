@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from regional_lb.fleet.replicas import Replicas
-    from regional_lb.scheduler.wait_estimate import WaitEstimate
+    from regional_lb.scheduler.placement import Placement
 
 LOOK_S = 1.0
 
@@ -53,7 +53,7 @@ class Scaling:
     """See the module's docstring. `config` is for all models but those of `by_model`."""
 
     def __init__(
-        self, replicas: Replicas, estimate: WaitEstimate, config: ScalingConfig, by_model: Mapping[str, ScalingConfig]
+        self, replicas: Replicas, estimate: Placement, config: ScalingConfig, by_model: Mapping[str, ScalingConfig]
     ) -> None:
         self._replicas, self._estimate = replicas, estimate
         self._config, self._by_model = config, by_model

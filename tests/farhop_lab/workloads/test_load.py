@@ -344,6 +344,8 @@ def test_azure_that_cannot_be_read(tmp_path: Path, text: str, says: str) -> None
             r"without any share",
         ),
         ({"chunk_0_dataset_json": '{"0": {"input_tokens": "exit()", "output_tokens": "{}"}}'}, r"malformed|histograms"),
+        ({"chunk_0_dataset_json": '{"0": {"input_tokens": "{-1: 1.0}", "output_tokens": "{}"}}'}, r"without any share"),
+        ({"chunk_0_dataset_json": '{"0": {"input_tokens": "{x: 1.0}", "output_tokens": "{}"}}'}, r"histograms"),
     ],
 )
 def test_servegen_that_cannot_be_read(tmp_path: Path, files: dict[str, str], says: str) -> None:

@@ -1,8 +1,9 @@
-"""Estimates what a request would meet in this region now: its need, the replicas that could take it, the pick, and
-the wait.
+"""Where a request could be placed in this region now, and what it would meet: its need, the replicas that may take it,
+the pick among them, and the wait.
 
 The flow, reports and `explain` all read it here: `consider` gathers what a pick needs and makes it, `serving` says
-which replicas may be asked, `wait_ms` how long one more request would wait. Never changes anything.
+which replicas may be asked, `wait_ms` how long one more request would wait. Never places one, and never changes
+anything: the flow does.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def shape_of(request: Request) -> Shape:
     return Shape(request.model, request.key or request.tenant, rendering)
 
 
-class WaitEstimate:
+class Placement:
     """See the module's docstring. `foreign` are the terms for work from other regions."""
 
     def __init__(
