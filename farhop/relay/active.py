@@ -121,6 +121,7 @@ class ActiveRequest(msgspec.Struct, eq=False):
     streams: bool = False  # whether that is a stream of events, which can end with an error event
     usage: Usage | None = None
     is_within_event: bool = False  # what its client has of the stream may end within an event
+    next_number: int = 0  # that of the event which would follow, where events have numbers
     needs_fresh: bool = False  # a kept connection was closed under it: the next attempt is not to meet another such
     declined: DeclinedAnswer | None = None  # the last engine's that took no request: the answer, if no other takes it
     version: bytes = b""  # of the model, as the tier below reported with its answer

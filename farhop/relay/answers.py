@@ -214,12 +214,18 @@ def redirect(url: str, reason: Outcome, extra: bytes = b"") -> Reply:
     return Reply(307, error_body(reason, detail), reason, b"location: " + url.encode("latin-1") + b"\r\n" + extra)
 
 
-def event_of(reason: Outcome, detail: str, dialect: Dialect = Dialect.OPENAI) -> bytes:
-    """The last event of a stream that broke, in the form of the client's API."""
+def event_of(reason: Outcome, detail: str, dialect: Dialect = Dialect.OPENAI, number: int = 0) -> bytes:
+    """The last event of a stream that broke, in the form of the client's API; `number` is its own, where that has one.
+
+    A Responses event says the error twice: as OpenAI documents it and as it sends it. Clients read one or the other,
+    and OpenAI's SDKs end the stream as a whole answer unless there is an `error`.
+    """
     if dialect is Dialect.ANTHROPIC:
         return b"event: error\ndata: " + _in_anthropic(status_of(reason), reason.reason, detail) + b"\n\n"
     if dialect is Dialect.RESPONSES:
-        error = {"type": "error", "code": reason.reason, "message": detail, "param": None}
+        said = {"code": reason.reason, "message": detail, "param": None}
+        nested = {"type": _STATUS[reason][1], **said}
+        error = {"type": "error", "sequence_number": number, **said, "error": nested}
         return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"
     if dialect is Dialect.KSERVE:
         return b"data: " + _in_kserve(reason.reason, detail) + b"\n\n"

@@ -437,7 +437,8 @@ class Relay:
             # A stream to a client ends with an error event; towards the tier above it breaks, which then says so.
             event = None
             if active.streams and not active.exchange.is_hop:
-                event = answers.event_of(command.outcome, command.detail, answers.dialect(active.exchange.head.path))
+                dialect = answers.dialect(active.exchange.head.path)
+                event = answers.event_of(command.outcome, command.detail, dialect, active.next_number)
                 event = _EVENT_END + event if active.is_within_event else event
             active.exchange.break_off(event)
         elif (
@@ -559,7 +560,10 @@ class Relay:
             if ended is None:
                 attempt.abort()
                 active.usage = attempt.usage
-                active.is_within_event = isinstance(attempt, AttemptRun) and attempt.is_within_event
+                if isinstance(attempt, AttemptRun):
+                    active.is_within_event, active.next_number = attempt.is_within_event, attempt.next_number
+                else:
+                    active.is_within_event = False
             else:
                 active.usage = ended.usage
             try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from functools import partial
 from math import inf
 from operator import attrgetter
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from farhop.balance.model_facts import ModelFacts
+    from farhop.identity.certificate_names import BalancerIdentity
     from farhop.service.authentication.peer_authenticator import PeerAuthenticator
     from farhop.service.law.lawbook import LawBook
     from farhop.store.contract import Publication, Store
@@ -65,6 +67,7 @@ UNKNOWN = -1  # in place of a time, as region.proto has it
 QUIET_LIMIT_S = 86_400.0
 FINAL_REPORT_S = 1.0  # how long a store may take to hear that we are going
 STREAMS_MAX = 256
+REGION_STREAMS_MAX = 64  # of them, those of one region's global balancers: the rest is for others, whatever it does
 _BASES_LETTERS_MAX = 2048  # of one model: with 256 of them a report stays within what global balancers take
 
 
@@ -108,7 +111,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._tasks = Tasks()
         self._publication: Publication | None = None
         self._store_problem = ""  # why the last report is not in etcd
-        self.streams = 0
+        self.report_readers, self.prefix_readers = Readers(), Readers()
         self.prefixes = PrefixPublisher(instance, flow, clock, incarnation, prefix_nodes_per_s)
 
     # -- the report
@@ -371,15 +374,14 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self, request: region_pb2.PrefixesRequest, context: Any
     ) -> AsyncIterator[region_pb2.PrefixDelta]:
         """The cached prefixes, and every change, as far as the asker may know them."""
-        await self._peer_authenticator.proven(context, "global", request.region)
-        if self.prefixes.readers >= STREAMS_MAX:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {STREAMS_MAX} global balancers")
-        if not self.prefixes.knows(request.region):
-            # No law lets a hint go to a place where the world has no region.
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "region: not in this region's topology; compare both")
-        changed = asyncio.Event()
-        self.prefixes.wakes[changed.set] = None
+        peer = await self._peer_authenticator.proven(context, "global", request.region)
+        changed, region = asyncio.Event(), await self.prefix_readers.enter(peer, context)
         try:
+            if not self.prefixes.knows(request.region):
+                # No law lets a hint go to a place where the world has no region.
+                why = "region: not in this region's topology; compare both"
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+            self.prefixes.wakes[changed.set] = None
             with contextlib.closing(self.prefixes.subscribe(request)) as steps:
                 for step in steps:
                     if not isinstance(step, Pause):
@@ -395,6 +397,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
                     changed.clear()
         finally:
             self.prefixes.wakes.pop(changed.set, None)
+            self.prefix_readers.leave(region)
 
     async def Reports(  # noqa: N802 - the service's name for it
         self, request: region_pb2.ReportsRequest, context: Any
@@ -402,9 +405,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         """The latest report, and every one after it. A slow reader skips some: each is whole."""
         peer = await self._peer_authenticator.proven(context, "global")
         teaches = request.begins and (peer is None or peer.region == request.region)
-        if self.streams >= STREAMS_MAX:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {STREAMS_MAX} global balancers")
-        self.streams += 1
+        region = await self.report_readers.enter(peer, context)
         try:
             seen = 0
             while True:
@@ -419,7 +420,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
                     teaches = False
                 yield message
         finally:
-            self.streams -= 1
+            self.report_readers.leave(region)
 
     def outputs(self, region: str) -> list[region_pb2.OutputLearned]:
         """The learned answer lengths of tenants whose law lets this region have their hints."""
@@ -429,6 +430,30 @@ class Reporter(region_pb2_grpc.RegionServicer):
             for (tenant, model), tokens in self._flow.replicas.estimates.learned().output_tokens.items()
             if region in law.verdict(tenant, model, Scope.HINTS).lawful
         ]
+
+
+class Readers:
+    """The open streams of one kind: at most STREAMS_MAX, and of one region's balancers REGION_STREAMS_MAX."""
+
+    def __init__(self) -> None:
+        self._by_region: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._by_region.total()
+
+    async def enter(self, peer: BalancerIdentity | None, context: Any) -> str:
+        """Count one more, by what to `leave`. Aborts the call (RESOURCE_EXHAUSTED) if there are too many. Who need not
+        prove a region counts for none."""
+        region = "" if peer is None else peer.region
+        if len(self) >= STREAMS_MAX or (region and self._by_region[region] >= REGION_STREAMS_MAX):
+            most = f"at most {STREAMS_MAX} global balancers, and {REGION_STREAMS_MAX} of one region"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, most)
+        self._by_region[region] += 1
+        return region
+
+    def leave(self, region: str) -> None:
+        """One of them is over."""
+        self._by_region[region] -= 1
 
 
 def _set_result(news: asyncio.Future[None]) -> None:

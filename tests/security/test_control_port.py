@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import grpc
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from farhop_wire import peers_pb2, peers_pb2_grpc, region_pb2, region_pb2_grpc
@@ -24,6 +25,7 @@ from farhop.store.sealed import Sealed
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from farhop_lab.world.certs import Authority, Pair
 from regional_lb.app.main import RegionalBalancer
+from regional_lb.mesh import report
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 
@@ -115,6 +117,32 @@ async def test_the_certificate_alone_decides_what_a_peer_may_read_and_report(tmp
             for what, ask in asks.items():
                 assert await code(ask(up, "tokyo")) is DENIED, what
         assert "127.0.0.1:9" in balancer.mesh.peers.links, "a proven peer is followed where it says that it is"
+
+
+async def test_the_balancers_of_one_region_leave_streams_to_those_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "REGION_STREAMS_MAX", 2)
+    authority = Authority(tmp_path)
+    async with virginia(authority) as (balancer, address), contextlib.AsyncExitStack() as stack:
+        tokyo, frankfurt = [
+            region_pb2_grpc.RegionStub(
+                await stack.enter_async_context(channel(address, authority, pair(authority, "global", region)))
+            )
+            for region in ("tokyo", "frankfurt")
+        ]
+        epoch = balancer.flow.law.epoch
+        for name, asked in (
+            ("Reports", lambda region: region_pb2.ReportsRequest(balancer="g", region=region)),
+            ("Prefixes", lambda region: region_pb2.PrefixesRequest(region=region, law_epoch=epoch)),
+        ):
+            held = [getattr(tokyo, name)(asked("tokyo"), timeout=60.0) for _ in range(2)]
+            for one in held:
+                await one.read()
+            assert await code(getattr(tokyo, name)(asked("tokyo"), timeout=60.0)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert await code(getattr(frankfurt, name)(asked("frankfurt"), timeout=60.0)) is grpc.StatusCode.OK
+            for one in held:
+                one.cancel()
 
 
 async def test_an_unproven_peer_is_not_dialled_and_its_loads_do_not_count() -> None:

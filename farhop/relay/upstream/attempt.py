@@ -16,7 +16,7 @@ from farhop.relay.formats.openai import without_salt
 from farhop.relay.formats.transcript import Transcript
 from farhop.relay.upstream import engine_faults, orca
 from farhop.relay.upstream.engine_faults import FaultTap, PageTap, RefusalTap
-from farhop.relay.upstream.tap import ERROR, BodyTap, EchoTap, StreamTap
+from farhop.relay.upstream.tap import ERROR, BodyTap, EchoTap, NumberedTap, StreamTap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -194,7 +194,8 @@ class AttemptRun:
         elif answer.status == 404 or answer.status in outcome.DECLINED_BY_STATUS:
             self._tap = RefusalTap(None, None)
         elif content_type.startswith(b"text/event-stream"):
-            self._tap, self.streams = StreamTap(self.active.hide_usage, self._transcript, self.active.geo), True
+            made = NumberedTap if self.active.exchange.head.path == b"/v1/responses" else StreamTap
+            self._tap, self.streams = made(self.active.hide_usage, self._transcript, self.active.geo), True
         elif content_type.startswith(b"application/json") and self.active.geo and answer.status < 400:
             self._tap = EchoTap(self._transcript, self.active.geo)  # it becomes longer by what is repeated
         elif content_type.startswith(b"application/json"):
@@ -384,6 +385,11 @@ class AttemptRun:
     def is_within_event(self) -> bool:
         """Whether what its client has of the stream may end within an event, so that nothing may simply follow it."""
         return isinstance(self._tap, StreamTap) and self._tap.is_within
+
+    @property
+    def next_number(self) -> int:
+        """The number of the event that would follow, where events have numbers."""
+        return self._tap.next_number if isinstance(self._tap, NumberedTap) else 0
 
     @property
     def status(self) -> int:

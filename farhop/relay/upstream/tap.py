@@ -29,6 +29,9 @@ BODY_BYTES_MAX = 256 * 1024  # of a longer body only the end is kept: where usag
 TAIL_BYTES = 4 * 1024
 KEPT_BYTES_MAX = 16 * 1024  # of a segment's events, for the error that may be in it
 END = b"\n\n"
+NUMBER = b'"sequence_number"'  # of an event of the Responses API
+_NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d{1,15})\b')
+_NUMBER_BYTES = len(NUMBER) + 24
 ERROR = b'"error"'
 _LAST_EVENTS = 4  # an error, `[DONE]`, and what is behind it
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
@@ -158,6 +161,29 @@ class StreamTap:
         passed = self._passed([tail] if tail else [])
         finish, self._finish = self._finish, b""
         return b"".join(passed) + finish
+
+
+class NumberedTap(StreamTap):
+    """A StreamTap for the Responses API, whose events are numbered: it knows which number an event of ours would have.
+    That of an event too long to be held back is not read.
+    """
+
+    __slots__ = ("_said",)
+
+    def __init__(self, hide_usage: bool, transcript: Transcript | None = None, geo: str = "") -> None:
+        super().__init__(hide_usage, transcript, geo)
+        self._said = b""  # the last number, as its event has it
+
+    def _keep(self, events: bytes) -> None:
+        super()._keep(events)
+        if (at := events.rfind(NUMBER)) >= 0:  # in a text its quotes would be escaped
+            self._said = events[at : at + _NUMBER_BYTES]
+
+    @property
+    def next_number(self) -> int:
+        """The number after the last."""
+        said = _NUMBER.match(self._said)
+        return int(said[1]) + 1 if said else 0
 
 
 def _finishes(event: bytes) -> bool:

@@ -102,6 +102,19 @@ def test_a_broken_stream_ends_with_one_event() -> None:
     assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "upstream_died_mid_stream"
 
 
+def test_a_broken_stream_of_responses_says_its_error_as_documented_and_as_openai_sends_it() -> None:
+    """The one has code and message in the event itself, the other in its `error`, without which OpenAI's SDKs, and
+    what is built on them, take the stream for a whole one. Both have a number.
+    """
+    event = answers.event_of(outcome.DIED_MID_STREAM, "gone", answers.dialect(b"/v1/responses"), 7)
+    name, _, data = event.decode().partition("\n")
+    told = json.loads(data.removeprefix("data: "))
+    said = {"code": "upstream_died_mid_stream", "message": "gone", "param": None}
+    assert name == "event: error"
+    assert told.pop("error") == {"type": "server_error", **said}
+    assert told == {"type": "error", "sequence_number": 7, **said}
+
+
 def test_an_unknown_status_has_a_line_too() -> None:
     assert answers.STATUS_LINES[299] == b"HTTP/1.1 299 Status\r\n"
     assert answers.STATUS_LINES[429] == b"HTTP/1.1 429 Too Many Requests\r\n"

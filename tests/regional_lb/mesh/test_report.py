@@ -524,7 +524,7 @@ async def test_two_readers_each_see_every_number_once_and_growing() -> None:
             assert sorted(set(seqs)) == seqs
         for stream in streams:
             stream.cancel()
-        await until(lambda: found.streams == 0)
+        await until(lambda: len(found.report_readers) == 0)
 
 
 async def test_a_slow_reader_gets_the_newest_and_not_what_it_missed(faster: None) -> None:
@@ -550,11 +550,11 @@ async def test_too_many_readers_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
             await stub.Reports(region_pb2.ReportsRequest(balancer="h"), timeout=60.0).read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         held.cancel()
-        await until(lambda: found.streams == 0)
+        await until(lambda: len(found.report_readers) == 0)
         again = stub.Reports(region_pb2.ReportsRequest(balancer="h"), timeout=60.0)
         assert (await again.read()).region == "london"
         again.cancel()
-        await until(lambda: found.streams == 0)
+        await until(lambda: len(found.report_readers) == 0)
 
 
 async def test_numbers_only_grow_and_are_not_spent_on_what_is_not_published(faster: None) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import itertools
+import json
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -623,6 +624,18 @@ async def test_a_stream_that_breaks_ends_cleanly_for_a_client(
     s.upstream.script = s.upstream.serve
     await c.send(post())
     assert (await c.read()).status == 200, "the client's connection is as good as before"
+
+
+async def test_the_error_of_a_stream_of_responses_has_the_number_that_is_next(stage: Any) -> None:
+    """Clients that check events take one without a number for none that they know."""
+    s = await stage()
+    begun = b"".join(b'event: a\ndata: {"type":"a","sequence_number":%d}\n\n' % at for at in range(5))
+    s.upstream.script = once(s, SSE + chunk(begun), then="abort")
+    answer = await s.ask(post(path="/v1/responses"))
+    *_, error, rest = answer.body.split(b"\n\n")
+    told = json.loads(error.removeprefix(b"event: error\ndata: "))
+    assert (told["type"], told["sequence_number"], rest) == ("error", 5, b"")
+    assert told["code"] == told["error"]["code"] == "upstream_died_mid_stream"
 
 
 async def test_the_error_of_a_stream_that_breaks_within_a_long_event_is_an_event_of_its_own(stage: Any) -> None:

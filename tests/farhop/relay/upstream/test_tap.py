@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from farhop.balance.machine import Usage
 from farhop.relay.upstream import tap
-from farhop.relay.upstream.tap import BodyTap, StreamTap
+from farhop.relay.upstream.tap import BodyTap, NumberedTap, StreamTap
 
 RUN = settings(max_examples=200, deadline=None, derandomize=True)
 USAGE = b'data: {"id":"1","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
@@ -292,3 +292,18 @@ def test_last_of_repeated_usages_is_read(monkeypatch: pytest.MonkeyPatch, usage:
     assert made.feed(b'{"usage":{\n\n' * 5000) == b'{"usage":{\n\n' * 5000
     assert len(read) == 3
     assert made.usage == (Usage(7, 0, None) if usage == b'{"prompt_tokens":7}' else None)
+
+
+@pytest.mark.parametrize("number", [b'"sequence_number":%d', b'"sequence_number" : %d'])
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+def test_the_number_of_the_next_event_follows_the_last_whole_one(number: bytes, step: int) -> None:
+    made = NumberedTap(False)
+    assert made.next_number == 0
+    stream = b"".join(b'event: a\ndata: {"type":"a",%b,"x":"y"}\n\n' % (number % at) for at in range(12))
+    for at in range(0, len(stream), step):
+        made.feed(stream[at : at + step])
+    assert made.next_number == 12
+    made.feed(b'event: a\ndata: {"delta":"\\"sequence_number\\":77",%b,"type":"a"}\n\n' % (number % 12))
+    assert made.next_number == 13
+    made.feed(b"event: a\ndata: {%b" % (number % 13))  # its client has nothing of it
+    assert made.next_number == 13
