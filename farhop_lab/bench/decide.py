@@ -67,7 +67,7 @@ def decide() -> list[Row]:
 def _picking(flow: regional_flow.RegionalFlow) -> Callable[[], object]:
     """One pick: eligible replicas, cached prefixes, scores, room, the choice and what is recorded of it."""
     asked = _request(0)
-    return lambda: flow.placement.consider(asked, flow.placement.need_of(asked), 100.0)
+    return lambda: flow.selector.consider(asked, flow.selector.need_of(asked), 100.0)
 
 
 def _begun(replicas: int, down: int = 0) -> regional_flow.RegionalFlow:

@@ -243,7 +243,7 @@ def _regional_books(region: RegionProcess) -> list[tuple[str, float]]:
         ("in flight by the table", float(table.in_flight.sum())),
         ("prefill backlog by the table", float(table.backlog_tokens.sum())),
         ("KV tokens taken by the table", float(table.kv_taken_tokens.sum())),
-        ("wait ms", max(0.0, flow.placement.wait_ms(MODEL, now) - IDLE_WAIT_MS)),
+        ("wait ms", max(0.0, flow.wait_estimate.wait_ms(MODEL, now) - IDLE_WAIT_MS)),
     ]
 
 

@@ -25,9 +25,9 @@ from global_lb.routing import flow as global_flow
 from global_lb.routing.flow import FlowConfig
 from global_lb.routing.policy import Predictive as GlobalPredictive
 from regional_lb.scheduler import flow as regional_flow
-from regional_lb.scheduler.placement import Placement
 from regional_lb.scheduler.policy import Policies
 from regional_lb.scheduler.policy.predictive import Predictive as RegionalPredictive
+from regional_lb.scheduler.selector import ReplicaSelector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ class NoUnacknowledgedLoad(global_flow.GlobalFlow):
         return commands
 
 
-class _Eager(Placement):
+class _Eager(ReplicaSelector):
     def consider(self, *args: Any, **named: Any) -> Pick | None:
         choice = super().consider(*args, **named)
         if choice is not None and choice.chosen is None:
@@ -101,10 +101,7 @@ class EarlyBinding(regional_flow.RegionalFlow):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        config = self.config
-        self.placement = _Eager(
-            config.region, config.foreign, self.replicas, self.queue, self.policies, self.splits, self._rng
-        )
+        self.selector = _Eager(self.replicas, self.eligibility, self.policies, self.splits, self.deferred, self._rng)
 
     def _holds(self, replica: str, tokens: float) -> bool:  # noqa: ARG002
         return True

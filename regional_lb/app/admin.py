@@ -67,7 +67,7 @@ class RegionalAdmin(BalancerAdmin):
         flow = self._flow
         if self.stopping or (self._peers is not None and not self._peers.warm):
             return False
-        return any(len(flow.placement.serving_table(model, now)) for model in flow.replicas.view.by_model)
+        return any(len(flow.eligibility.serving_table(model, now)) for model in flow.replicas.view.by_model)
 
     def tier_status(self) -> dict[str, Any]:
         """Replicas with health and load, and the queue."""
@@ -143,8 +143,8 @@ class RegionalAdmin(BalancerAdmin):
         flow, region = self._flow, self._region
         why = flow.law.request_verdict(request).why_not(region)
         served = request.model in flow.replicas.view.by_model
-        need = flow.placement.need_of(request)
-        choice = flow.placement.consider(request, need, self._clock.now()) if served else None
+        need = flow.selector.need_of(request)
+        choice = flow.selector.consider(request, need, self._clock.now()) if served else None
         return {
             "region": region,
             "model": request.model,

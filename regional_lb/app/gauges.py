@@ -95,7 +95,7 @@ def _desired_replicas(flow: RegionalFlow) -> dict[str, float]:
 
 def _ready_replicas(flow: RegionalFlow, clock: Callable[[], float]) -> dict[str, float]:
     now = clock()
-    return {model: float(len(flow.placement.serving_table(model, now))) for model in flow.replicas.view.by_model}
+    return {model: float(len(flow.eligibility.serving_table(model, now))) for model in flow.replicas.view.by_model}
 
 
 def _modes(flow: RegionalFlow, clock: Callable[[], float]) -> dict[str, float]:

@@ -143,7 +143,7 @@ class ModelNames:
         flow = self._flow
         if one.model not in flow.replicas.view.by_model:
             return None
-        choice = flow.placement.consider(one, flow.placement.need_of(one), self._clock.now())
+        choice = flow.selector.consider(one, flow.selector.need_of(one), self._clock.now())
         return choice is not None and choice.chosen is not None
 
     def _micro_usd(self, one: Request) -> int | None:
@@ -151,7 +151,7 @@ class ModelNames:
         rates = None if prices is None else prices.rates(one.model, at_s)
         if rates is None:
             return None
-        need = self._flow.placement.need_of(one)
+        need = self._flow.selector.need_of(one)
         output = need.output_tokens if one.max_tokens is None else one.max_tokens
         return rates.at_most(int(need.prompt_tokens), int(output * one.answers))
 

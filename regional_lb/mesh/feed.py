@@ -127,7 +127,7 @@ class _Stream:
         self._change, moved = shares.moved(self._change)
         queued: dict[str, int] = {}  # by model, whichever version of it is waited for
         for variant in flow.queue.models():
-            queued[model_of(variant)] = queued.get(model_of(variant), 0) + flow.placement.in_line(variant)
+            queued[model_of(variant)] = queued.get(model_of(variant), 0) + flow.wait_estimate.in_line(variant)
         self._at, cached = shares.recent.read(self._at, self._all_until, SLICE_NODES)
         caught_up = self._at >= self._until
         now = feed._clock()

@@ -138,10 +138,11 @@ class Reporter(region_pb2_grpc.RegionServicer):
         )
 
     def _model(self, model: str) -> ModelReport:
-        flow, now, placement = self._flow, self._clock(), self._flow.placement
+        flow, now = self._flow, self._clock()
+        waits, eligibility = flow.wait_estimate, flow.eligibility
         replicas = flow.replicas.view.by_model[model]
-        ready, queued = placement.offered(model, now), placement.queued(model)
-        owned, shares = placement.owned(model, now), flow.replicas.shares
+        ready, queued = eligibility.offered(model, now), waits.queued(model)
+        owned, shares = eligibility.owned(model, now), flow.replicas.shares
         if len(ready):
             least = int(ready.tpot_ms.argmin())
             prefill_ms, tpot_ms = float(LEAST(ready.prefill_ms_per_token)), ready.tpot_ms.item(least)
@@ -167,14 +168,16 @@ class Reporter(region_pb2_grpc.RegionServicer):
             in_flight=int(sums.in_flight),
             queued_requests=queued,
             queued_tokens=int(flow.queue.tokens),
-            wait_ms=min(placement.wait_ms(model, now), WAIT_LIMIT_MS),
+            wait_ms=min(waits.wait_ms(model, now), WAIT_LIMIT_MS),
             prefill_ms_per_token=min(RATE_LIMIT_MS, prefill_ms),
             tpot_ms=min(RATE_LIMIT_MS, tpot_ms),
             bytes_per_token=flow.replicas.estimates.bytes_per_token(model),
             usable_share=len(ready) / len(replicas),
-            headroom_foreign_tokens=int(left.kv_tokens * placement.open_share(model, now)) if left.slots else 0,
+            headroom_foreign_tokens=int(left.kv_tokens * flow.foreign_admission.open_share(model, now))
+            if left.slots
+            else 0,
             batch_interference_ms=min(RATE_LIMIT_MS, batch_interference_ms),
-            used_share=min(placement.used_share(model, now), USED_LIMIT),
+            used_share=min(waits.used_share(model, now), USED_LIMIT),
             gpu_types=gpus,
             bases=tuple(sorted(bases)) if bases else (),
             base_unknown=bases is None,
@@ -182,7 +185,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             root=facts.root,
             parent=facts.parent,
             context_tokens=int(longest) if longest < inf else 0,
-            foreign_wait_ms=min(placement.foreign_wait_ms(model, now), WAIT_LIMIT_MS) if flow.queue.by_id else 0.0,
+            foreign_wait_ms=min(waits.foreign_wait_ms(model, now), WAIT_LIMIT_MS) if flow.queue.by_id else 0.0,
             **flow.scaling.reported(model),
         )
 

@@ -32,18 +32,21 @@ from regional_lb.fleet.table import ANY
 from regional_lb.fleet.view import ViewSwapped, model_of
 from regional_lb.scheduler import admission
 from regional_lb.scheduler.accepted_bytes import AcceptedBytes
-from regional_lb.scheduler.deferred import Deferral
+from regional_lb.scheduler.deferred import Deferral, Deferred
+from regional_lb.scheduler.eligibility import Eligibility
+from regional_lb.scheduler.foreign_admission import ForeignAdmission
 from regional_lb.scheduler.learning import Learning
 from regional_lb.scheduler.overdue import OverdueCheckDue, OverdueRequests
 from regional_lb.scheduler.pairs import Pairs
 from regional_lb.scheduler.patience import Patience
-from regional_lb.scheduler.placement import Placement
 from regional_lb.scheduler.policy import Policies, PoliciesChanged
 from regional_lb.scheduler.queue import QueueConfig, RequestQueue, work
 from regional_lb.scheduler.refusals import Refusals, RefusalsChanged
 from regional_lb.scheduler.request_state import RequestState
 from regional_lb.scheduler.scaling import Scaling, ScalingConfig
+from regional_lb.scheduler.selector import ReplicaSelector
 from regional_lb.scheduler.split import Splits, SplitsChanged
+from regional_lb.scheduler.wait_estimate import WaitEstimate
 from topology.law import Scope
 
 if TYPE_CHECKING:
@@ -146,12 +149,18 @@ class RegionalFlow:
         self.replicas = Replicas(config.health, Estimates(), Shares(config.instance) if config.instance else None)
         self.queue = RequestQueue(config.queue.requests_max, config.queue.tokens_max, config.queue.starvation_s)
         self._pairs = Pairs(self.replicas, lambda request: self.law.request_verdict(request, _HINTS), rng)
-        self.placement = Placement(
-            config.region, config.foreign, self.replicas, self.queue, self.policies, self.splits, rng
+        self.deferred = Deferred()
+        self.eligibility = Eligibility(self.replicas, self.splits)
+        self.selector = ReplicaSelector(self.replicas, self.eligibility, self.policies, self.splits, self.deferred, rng)
+        self.wait_estimate = WaitEstimate(
+            self.replicas, self.queue, self.eligibility, self.selector, self.splits, self.deferred
         )
-        self._patience = Patience(config.queue, self.queue, self.placement, weight_of)
+        self.foreign_admission = ForeignAdmission(
+            config.region, config.foreign, self.eligibility, self.selector, self.wait_estimate, self.queue
+        )
+        self._patience = Patience(config.queue, self.queue, self.wait_estimate, weight_of)
         self.learning = Learning(self.replicas)
-        self.scaling = Scaling(self.replicas, self.placement, config.scaling, config.scalings)
+        self.scaling = Scaling(self.replicas, self.eligibility, self.wait_estimate, config.scaling, config.scalings)
         self.accepted_bytes = AcceptedBytes()
         self.news = 0  # a count of events that changed something: engines at rest report the same again and again
         self.wake: Callable[[], None] | None = None  # set by what waits for news: to be called at least once
@@ -205,7 +214,7 @@ class RegionalFlow:
     def wants_tokens(self, request: Request, now: float) -> bool:
         """Whether this request must arrive with its prompt's tokens; otherwise they may follow (PromptTokenized). False
         if it would be refused, or waits in the queue for longer than tokenizing takes."""
-        if self.queue.waiting(request.model) or not self.placement.goes_by_tokens(request):
+        if self.queue.waiting(request.model) or not self.selector.goes_by_tokens(request):
             return False
         return admission.refusal(request, self.config.region, self.law, self.replicas.view, now) is None
 
@@ -231,7 +240,7 @@ class RegionalFlow:
             return [instead or machine.Answer(request.id, outcome.REFUSED_BY_OPERATOR, why, RETRY_AFTER_S)]
         state = self.requests[request.id] = RequestState(
             request,
-            self.placement.need_of(request),
+            self.selector.need_of(request),
             request.model,
             self.law,
             request.entry_region not in ("", self.config.region),
@@ -242,18 +251,18 @@ class RegionalFlow:
         if self.splits.by_model:
             self._assign(state)
         if state.foreign:
-            turned = self.placement.turned_away(request, state.need, now, state.variant)
+            turned = self.foreign_admission.turned_away(request, state.need, now, state.variant)
             if turned is not None:
                 return [self._refuse(state, turned.outcome, turned.detail, now)]
         if request.continues is not None:
             state.carrier = request.continues
             unable = self.replicas.view.unable_to_resume(request.model, state.carrier)
-            if not self.placement.serving(state.variant, now, unable):
+            if not self.eligibility.serving(state.variant, now, unable):
                 return [self._refuse(state, outcome.NO_REPLICA, "no replica here takes up such a stream", now)]
         placed: list[Command] = []
         if not self.queue.by_id:
             placed = self._place(state, now)
-        elif not self.placement.in_line(state.variant):
+        elif not self.wait_estimate.in_line(state.variant):
             placed = self._place(state, now, line=self.queue.line_of(state.variant))
         return placed or self._hold(state, now)
 
@@ -382,7 +391,7 @@ class RegionalFlow:
         """After a failure in mid-stream: continue from another replica, if the law in force and the bounds allow it."""
         request, state.carrier = state.request, event.carried_by
         unable = self.replicas.view.unable_to_resume(request.model, state.carrier)
-        if state.resumes >= RESUMES_MAX or not self.placement.serving(state.variant, now, unable):
+        if state.resumes >= RESUMES_MAX or not self.eligibility.serving(state.variant, now, unable):
             self._conclude(state)
             return [machine.Answer(request.id, event.outcome, _while_answering(event.outcome))]
         self._pairs.give_back(state)
@@ -400,9 +409,9 @@ class RegionalFlow:
         state.request = replace(state.request, tokens=event.tokens)
         if state.replica:
             if state.need.path is not None:  # it was placed by the first of them
-                state.need = replace(state.need, path=self.placement.path_of(state.request))
+                state.need = replace(state.need, path=self.selector.path_of(state.request))
         else:
-            state.need = replace(self.placement.need_of(state.request), variant=state.variant)
+            state.need = replace(self.selector.need_of(state.request), variant=state.variant)
         return []
 
     def _prefill_ended(self, event: machine.PrefillEnded, now: float) -> list[Command]:
@@ -471,7 +480,7 @@ class RegionalFlow:
         self.config = event.config
         self._patience.config = queue
         self.queue.set_limits(queue.requests_max, queue.tokens_max, queue.starvation_s)
-        self.placement.foreign_by(event.config.foreign)
+        self.foreign_admission.reconfigure(event.config.foreign)
         self.scaling.configure(event.config.scaling, event.config.scalings)
         self.policies.configure(event.policies)
         self._reassign(self.splits.configure(event.splits))
@@ -537,7 +546,7 @@ class RegionalFlow:
     def _assign(self, state: RequestState) -> None:
         """Determine which version the request is for. A request under way is not disturbed: this counts when it is
         placed again."""
-        state.assigned = assigned = self.placement.assign(state.request)
+        state.assigned = assigned = self.selector.assign(state.request)
         state.variant = state.request.model if assigned is None else assigned.variant
         if state.need.variant != state.variant:
             state.need = replace(state.need, variant=state.variant)
@@ -577,7 +586,7 @@ class RegionalFlow:
             lost = next((name for name in asked if name in silent), "")
             if not lost or state.started or request.id not in self.requests:
                 continue
-            others = self.placement.others(state, now, (state.replica, *state.tried))
+            others = self.eligibility.others(state, now, (state.replica, *state.tried))
             halved = lost == state.prefiller
             if not others and not halved:
                 continue  # it may yet answer
@@ -595,7 +604,7 @@ class RegionalFlow:
             state = self.requests.get(request_id)
             if state is None or state.started or state.replica != replica or state.paired:
                 continue
-            others = self.placement.others(state, now, (replica, *state.tried))
+            others = self.eligibility.others(state, now, (replica, *state.tried))
             need, reason = state.need, outcome.FIRST_BYTE_TIMEOUT
             if not others or not self.replicas.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
                 continue
@@ -633,7 +642,7 @@ class RegionalFlow:
         known = self.replicas.view.replicas.get(state.replica)
         carrier: machine.Carrier = "ids" if known is not None and known.token_ids else "text"
         unable = self.replicas.view.unable_to_resume(state.request.model, carrier)
-        others = self.placement.others(state, now, (state.replica, *unable))
+        others = self.eligibility.others(state, now, (state.replica, *unable))
         if not others or not self.replicas.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
             return [*again]
         return [*again, machine.Move(state.request.id, state.attempts)]
@@ -649,17 +658,17 @@ class RegionalFlow:
     ) -> list[Command]:
         """Forward the request if some replica, except those in `aside`, has room (for a foreign request: beside the
         reserve); [] otherwise. `line`: see Table.room."""
-        request, deferred = state.request, self.placement.deferred
+        request, deferred = state.request, self.deferred
         if deferred.by_request:
             deferred.remove(request.id)
-        if state.foreign and not self.placement.fits_foreign(state, now):
+        if state.foreign and not self.foreign_admission.fits(state, now):
             return []
         barred: tuple[str, ...] = ()
         if request.among is not None or state.carrier is not None:
-            barred = self.placement.barred(state, now)
-        if state.tried and not self.placement.others(state, now, state.tried):
+            barred = self.eligibility.barred(state, now)
+        if state.tried and not self.eligibility.others(state, now, state.tried):
             state.tried = ()  # better the same replica again than none
-        choice = self.placement.consider(
+        choice = self.selector.consider(
             request,
             state.need,
             now,
@@ -699,7 +708,7 @@ class RegionalFlow:
         state.replica, state.forwarded_at, state.pick = chosen.replica, now, choice
         state.paired = choice.prefill is not None
         if request.soft_session:
-            self.placement.affinity.moved_in(request.soft_session, request.model, chosen.replica)
+            self.selector.affinity.moved_in(request.soft_session, request.model, chosen.replica)
         if choice.policy.learns:
             choice.policy.placed(chosen.replica, state.variant, self.replicas.whole)
         work_tokens = int(chosen.work_tokens)
@@ -758,8 +767,8 @@ class RegionalFlow:
         """Put the request into the queue, if it is full in the place of another that goes after it. Or refuse it: no
         replica serves it, it has waited its time, or the queue is full or too long."""
         request, tokens = state.request, state.need.prompt_tokens
-        if self.placement.none_able(state, now):
-            return [self._refuse(state, outcome.NO_REPLICA, self.placement.why_none_able(state, now), now)]
+        if self.eligibility.none_able(state, now):
+            return [self._refuse(state, outcome.NO_REPLICA, self.eligibility.why_none_able(state, now), now)]
         self.queue.note(state.variant, self.config.queue.late_s, now)
         most_s = self._wait_left_s(state, now)
         if most_s <= 0.0:
@@ -767,7 +776,7 @@ class RegionalFlow:
         weight = self._weight_of(request.tenant)
         # By the longest wait allowed: in a standing queue some of those ahead will be let go, so a new request is
         # served sooner than their number suggests.
-        if self.placement.hopeless(state, weight, self.config.queue.wait_s - request.waited_s, now):
+        if self.wait_estimate.hopeless(state, weight, self.config.queue.wait_s - request.waited_s, now):
             return [self._refuse(state, outcome.QUEUE_FULL, "the region's queue is too long for it to wait", now)]
         commands: list[Command] = []
         if not self.queue.fits(tokens):
@@ -829,11 +838,11 @@ class RegionalFlow:
         commands: list[Command] = []
         while waiting := self.queue.waiting(variant):
             self.queue.note(variant, self.config.queue.late_s, now)
-            able = self.placement.serving(variant, now)
+            able = self.eligibility.serving(variant, now)
             if not able:
                 those_waiting = [self.requests[w.id] for w in self.queue.first(variant, waiting, now)]
                 return commands + [
-                    self._refuse(state, outcome.NO_REPLICA, self.placement.why_none_able(state, now), now)
+                    self._refuse(state, outcome.NO_REPLICA, self.eligibility.why_none_able(state, now), now)
                     for state in those_waiting
                 ]
             # No room for the smallest request there is: there is no point in scoring.
@@ -854,16 +863,16 @@ class RegionalFlow:
         if starved is not None:
             if released := self._release(self.requests[starved.id], table, now, aside, line=line):
                 return released
-            if starved.id not in self.placement.deferred.by_request:  # else it declined room for others
-                its = self.placement.others(self.requests[starved.id], now, ()) or able  # who can take it
+            if starved.id not in self.deferred.by_request:  # else it declined room for others
+                its = self.eligibility.others(self.requests[starved.id], now, ()) or able  # who can take it
                 aside = (its.names[int(self.replicas.table(its).kv_taken_tokens.argmin())],)
         # The free room may be the reserve: then foreign requests, however many, must not block the region's own
         # requests.
         foreign = self.queue.foreign(variant)
-        reserve_only = bool(foreign) and self.placement.left_for_foreign(variant, now).slots < 1
+        reserve_only = bool(foreign) and self.foreign_admission.headroom(variant, now).slots < 1
         for own in (True,) if reserve_only else (False, True) if foreign else (False,):
             first = self._first(variant, table, now, line=line, own=own)
-            for state in self.placement.in_turn(first, table, now, line):
+            for state in self.wait_estimate.in_turn(first, table, now, line):
                 if released := self._release(state, table, now, aside, line=line):
                     return released
         return []
@@ -872,7 +881,7 @@ class RegionalFlow:
         """The first in the queue, except those that wait by choice for a replica that still has no room: what room
         there is they leave to others, who would else stand behind them for nothing."""
         due = (self.requests[waiting.id] for waiting in self.queue.in_order(variant, now, own=own))
-        if deferred := self.placement.deferred.by_request:
+        if deferred := self.deferred.by_request:
             room = table.room(0.0, 0.0, now, line).tolist()
             full = {name for name, has_room in zip(table.of.names, room, strict=True) if not has_room}
             due = (
@@ -891,7 +900,7 @@ class RegionalFlow:
             return []
         for state in [self.requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now)]:
             falls = state.tried or state.need.context_tokens > self.replicas.least_context_tokens
-            able = self.placement.others(state, now, state.tried) if falls else None
+            able = self.eligibility.others(state, now, state.tried) if falls else None
             if able and (released := self._release(state, self.replicas.table(able), now, (), line=line)):
                 return released
         return []
@@ -904,7 +913,7 @@ class RegionalFlow:
         refusal = admission.refusal(request, self.config.region, self.law, self.replicas.view, now)
         if refusal is not None:
             return [self._refuse(state, refusal.outcome, refusal.detail, now)]
-        if self.placement.too_late(request, state.need, able, now):
+        if self.wait_estimate.too_late(request, state.need, able, now):
             return [self._refuse(state, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
         if (
             not state.late
@@ -920,7 +929,7 @@ class RegionalFlow:
     def _wait_over(self, state: RequestState, now: float) -> list[Command]:
         """The request's time to wait is over. One that waited by choice takes a replica with room now. One that may
         wait longer steps back, or keeps its turn if its tenant has less than its share of the queue."""
-        if state.request.id in self.placement.deferred.by_request:
+        if state.request.id in self.deferred.by_request:
             state.held_at = -inf
             placed = self._place(state, now)
             if placed:
@@ -952,15 +961,15 @@ class RegionalFlow:
         if reason is outcome.CONNECT_FAILED:
             # Several may have stopped together: one whose last probe failed, too, comes after those that are well.
             doubtful = self.replicas.doubtful(state.request.model, now)
-            if self.placement.others(state, now, (*state.tried, *doubtful)):
+            if self.eligibility.others(state, now, (*state.tried, *doubtful)):
                 state.tried += doubtful
-        if reason in _ASKED_ONCE and not self.placement.serving(state.variant, now, state.tried):
+        if reason in _ASKED_ONCE and not self.eligibility.serving(state.variant, now, state.tried):
             return [self._refuse(state, reason, _GAVE_UP[reason], now)]
         if reason is outcome.TOO_LONG:
             refused_tokens = self.replicas.most_context_tokens(state.request.model, (failed,))
             if refused_tokens < inf:  # infinite: unknown, or the replica has left
                 state.need = replace(state.need, context_tokens=refused_tokens + 1.0)
-            if not self.placement.serving_and_holding(state, now, state.tried):
+            if not self.eligibility.serving_and_holding(state, now, state.tried):
                 return [self._refuse(state, reason, _GAVE_UP[reason], now)]
         return self._again(state, now)
 
@@ -1019,7 +1028,7 @@ class RegionalFlow:
             one = model_steps.fallback(request, model, reason.reason, attempts)
             if admission.refusal(one, self.config.region, self.law, self.replicas.view, now) is not None:
                 continue
-            choice = self.placement.consider(one, self.placement.need_of(one), now)
+            choice = self.selector.consider(one, self.selector.need_of(one), now)
             if choice is not None and choice.chosen is not None:
                 return machine.FallBack(request.id, one, choice)
             served = served or one
@@ -1037,7 +1046,7 @@ class RegionalFlow:
             return machine.Answer(  # it is unknown for how long, if it ends at all
                 state.request.id, reason, detail, RETRY_AFTER_S if reason is outcome.NO_REPLICA else None
             )
-        wait_ms = self.placement.wait_ms(state.variant, now)
+        wait_ms = self.wait_estimate.wait_ms(state.variant, now)
         return machine.Answer(state.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
 
     def _conclude(self, state: RequestState, alive_at: float | None = None) -> None:
@@ -1049,8 +1058,8 @@ class RegionalFlow:
         if state.held_at is not None:  # else it never stood in line
             self.queue.remove(request_id, served=False)
             self.queue.settle(request_id, None)
-        if self.placement.deferred.by_request:
-            self.placement.deferred.remove(request_id)
+        if self.deferred.by_request:
+            self.deferred.remove(request_id)
         self.replicas.ledger.release(request_id)
         if state.prefiller:
             self._pairs.over(state)

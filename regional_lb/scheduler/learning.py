@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regional_lb.fleet.kv_events import TOKEN_BYTES
-from regional_lb.scheduler.placement import shape_of
+from regional_lb.scheduler.selector import shape_of
 
 if TYPE_CHECKING:
     from farhop.balance.machine import AttemptEnded, Usage

@@ -13,9 +13,9 @@ from regional_lb.scheduler.queue import LATE_SHARE, SLOWDOWN_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from regional_lb.scheduler.placement import Placement
     from regional_lb.scheduler.queue import QueueConfig, RequestQueue
     from regional_lb.scheduler.request_state import RequestState
+    from regional_lb.scheduler.wait_estimate import WaitEstimate
 
 LATE_MIN_S = 1e-3  # if the objective cannot be met
 
@@ -24,9 +24,9 @@ class Patience:
     """See the module's docstring. `weight_of` gives a tenant's share of its band."""
 
     def __init__(
-        self, config: QueueConfig, queue: RequestQueue, placement: Placement, weight_of: Callable[[str], float]
+        self, config: QueueConfig, queue: RequestQueue, wait_estimate: WaitEstimate, weight_of: Callable[[str], float]
     ) -> None:
-        self.config, self._queue, self._placement, self._weight_of = config, queue, placement, weight_of
+        self.config, self._queue, self._wait_estimate, self._weight_of = config, queue, wait_estimate, weight_of
 
     def crowds(self, state: RequestState, more: int = 0) -> bool:
         """Whether its tenant, with `more` requests in addition, has at least its share of the queue: see
@@ -67,7 +67,7 @@ class Patience:
     def late_s(self, state: RequestState, now: float) -> float:
         """The total wait (seconds) after which the request is late or, if its client gave an objective, can no longer
         meet it."""
-        objective_s, prefill_s = self._objective_s(state, now), self._placement.prefill_s(state, now)
+        objective_s, prefill_s = self._objective_s(state, now), self._wait_estimate.prefill_s(state, now)
         if state.request.first_token_by is None:
             return max(LATE_SHARE * objective_s, SLOWDOWN_MAX * prefill_s)
         return max(min(LATE_SHARE * objective_s, objective_s - prefill_s), LATE_MIN_S)

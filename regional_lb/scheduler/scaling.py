@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from regional_lb.fleet.replicas import Replicas
-    from regional_lb.scheduler.placement import Placement
+    from regional_lb.scheduler.eligibility import Eligibility
+    from regional_lb.scheduler.wait_estimate import WaitEstimate
 
 LOOK_S = 1.0
 
@@ -53,9 +54,14 @@ class Scaling:
     """See the module's docstring. `config` is for all models but those of `by_model`."""
 
     def __init__(
-        self, replicas: Replicas, estimate: Placement, config: ScalingConfig, by_model: Mapping[str, ScalingConfig]
+        self,
+        replicas: Replicas,
+        eligibility: Eligibility,
+        wait_estimate: WaitEstimate,
+        config: ScalingConfig,
+        by_model: Mapping[str, ScalingConfig],
     ) -> None:
-        self._replicas, self._estimate = replicas, estimate
+        self._replicas, self._eligibility, self._wait_estimate = replicas, eligibility, wait_estimate
         self._config, self._by_model = config, by_model
         self._signals: dict[str, DesiredReplicas] = {}
         self._due = 0.0
@@ -78,7 +84,7 @@ class Scaling:
         for gone in self._signals.keys() - models.keys():
             del self._signals[gone]
         for model in models:
-            load, present = self.load(model, now), len(self._estimate.serving_table(model, now))
+            load, present = self.load(model, now), len(self._eligibility.serving_table(model, now))
             signal = self._signals.get(model)
             if signal is None:
                 if not load and not present:
@@ -90,7 +96,7 @@ class Scaling:
         """Requests under way and waiting, at all balancers of the region, in replicas: by slots or by KV cache,
         whichever is more."""
         replicas = [self._replicas.view.replicas[name] for name in self._replicas.view.by_model[model]]
-        able, estimate = self._estimate.serving_table(model, now), self._estimate
+        able, estimate = self._eligibility.serving_table(model, now), self._wait_estimate
         under_way = float(TOTAL(able.in_flight))
         wanted = under_way + estimate.queued(model) + estimate.queued_elsewhere(model)
         if not wanted or not replicas:

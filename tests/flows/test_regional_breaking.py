@@ -401,17 +401,17 @@ def test_everything_that_reached_the_region_is_counted_for_its_sender(play) -> N
 
 def test_the_wait_answered_grows_with_what_waits(play) -> None:
     flow = regional(replica("r1", slots=1), replica("r2", slots=1))
-    assert flow.placement.wait_ms(MODEL, 0.0) == 0.0
+    assert flow.wait_estimate.wait_ms(MODEL, 0.0) == 0.0
     arrive(flow, "a")
-    assert flow.placement.wait_ms(MODEL, 0.0) == 0.0  # the other is idle
+    assert flow.wait_estimate.wait_ms(MODEL, 0.0) == 0.0  # the other is idle
     arrive(flow, "b")
-    waits = [flow.placement.wait_ms(MODEL, 0.0)]
+    waits = [flow.wait_estimate.wait_ms(MODEL, 0.0)]
     for n in range(3):
         play(flow).on(RequestArrived(request(f"w{n}"))).expect(held(f"w{n}"))
-        waits.append(flow.placement.wait_ms(MODEL, 0.0))
+        waits.append(flow.wait_estimate.wait_ms(MODEL, 0.0))
     # Two replicas of 5.12 s a request: one leaves every 2.56 s.
     assert waits == pytest.approx([2560.0, 5120.0, 7680.0, 10240.0])
-    assert flow.placement.wait_ms(OTHER_MODEL, 0.0) == 0.0
+    assert flow.wait_estimate.wait_ms(OTHER_MODEL, 0.0) == 0.0
 
 
 def test_a_trial_after_an_ejection_is_one_request(play) -> None:

@@ -147,7 +147,7 @@ def test_one_failure_among_many_costs_no_more_than_a_slot(play) -> None:
     target = go(flow, "a", 0.0)
     assert target is not None
     flow.handle(AttemptFailed("a", 1, outcome.DIED_BEFORE_START), 0.1)
-    table = flow.placement.serving_table(MODEL, 0.1)
+    table = flow.eligibility.serving_table(MODEL, 0.1)
     row = table.of.at[target]
     assert table.slots[row] == 45  # a tenth of its answers failed
     assert table.in_flight[row] == 1  # the one that is gone; its second attempt is at the other

@@ -229,16 +229,16 @@ def test_a_canary_that_is_full_does_not_make_the_region_look_full() -> None:
     )
     for n in range(3):
         flow.handle(RequestArrived(request(f"c{n}", header_matches=(CANARY,))), 0.0)
-    assert (flow.queue.waiting(V2), flow.placement.queued(MODEL)) == (2, 2)
-    assert flow.placement.open_share(MODEL, 0.0) == pytest.approx(0.95)
-    assert flow.placement.wait_ms(V1, 0.0) == 0.0
-    canary_ms = flow.placement.wait_ms(V2, 0.0)
+    assert (flow.queue.waiting(V2), flow.wait_estimate.queued(MODEL)) == (2, 2)
+    assert flow.foreign_admission.open_share(MODEL, 0.0) == pytest.approx(0.95)
+    assert flow.wait_estimate.wait_ms(V1, 0.0) == 0.0
+    canary_ms = flow.wait_estimate.wait_ms(V2, 0.0)
     assert canary_ms > 0.0
-    assert flow.placement.wait_ms(MODEL, 0.0) == pytest.approx(0.05 * canary_ms)
+    assert flow.wait_estimate.wait_ms(MODEL, 0.0) == pytest.approx(0.05 * canary_ms)
     foreign = request("g", entry_region="tokyo", promised_ttft_ms=1000.0)
-    need = flow.placement.need_of(foreign)
-    assert flow.placement.turned_away(foreign, need, 0.0, V2) is not None
-    assert flow.placement.turned_away(foreign, need, 0.0, V1) is None
+    need = flow.selector.need_of(foreign)
+    assert flow.foreign_admission.turned_away(foreign, need, 0.0, V2) is not None
+    assert flow.foreign_admission.turned_away(foreign, need, 0.0, V1) is None
 
 
 # -- both tiers, on real sockets
@@ -338,8 +338,8 @@ async def test_explain_shows_the_version_and_does_not_take_a_version_for_a_model
 
 async def test_cookie_values_are_recorded_nowhere(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    need_of = up.regional.flow.placement.need_of
-    monkeypatch.setattr(up.regional.flow.placement, "need_of", lambda one: asked.append(one) or need_of(one))
+    need_of = up.regional.flow.selector.need_of
+    monkeypatch.setattr(up.regional.flow.selector, "need_of", lambda one: asked.append(one) or need_of(one))
     answer = await send(up.entry, chat(cookie="ab=secret; other=b", x_canary="mine"))
     record = up.regional.decisions.get(answer.headers["x-farhop-decision"])
     assert "secret" not in str(record) + str(asked)
@@ -349,8 +349,8 @@ async def test_cookie_values_are_recorded_nowhere(up: Both, monkeypatch: pytest.
 async def test_headers_are_not_read_without_a_split_and_the_version_is_shown(engines: tuple[Engine, Engine]) -> None:
     async with both(engines[0], WORLD, regional=configured(engines)) as up:
         asked = []
-        need_of = up.regional.flow.placement.need_of
-        up.regional.flow.placement.need_of = lambda one: asked.append(one) or need_of(one)  # type: ignore[method-assign,func-returns-value]
+        need_of = up.regional.flow.selector.need_of
+        up.regional.flow.selector.need_of = lambda one: asked.append(one) or need_of(one)  # type: ignore[method-assign,func-returns-value]
         assert await version(up.entry, x_farhop_version="v2", x_session_id="s", cookie="ab=b") in ("v1", "v2")
         assert [(one.version, one.header_matches, one.session) for one in asked] == [("", (), 0)]
         await up.at_rest()

@@ -339,8 +339,8 @@ def test_the_version_of_a_pick_is_shown_with_why() -> None:
 async def test_a_session_comes_through_both_tiers_as_a_hash(up: Both) -> None:
     policies, asked = up.regional.flow.policies, []
     policies.override({"": PolicyConfig(name="session")})
-    consider = up.regional.flow.placement.need_of
-    up.regional.flow.placement.need_of = lambda request: asked.append(request.session) or consider(request)  # type: ignore[method-assign,func-returns-value]
+    consider = up.regional.flow.selector.need_of
+    up.regional.flow.selector.need_of = lambda request: asked.append(request.session) or consider(request)  # type: ignore[method-assign,func-returns-value]
     for name in ("mine", "mine", "theirs"):
         answer = await send(up.entry, chat(x_session_id=name))
         record = up.regional.decisions.get(answer.headers["x-farhop-decision"])

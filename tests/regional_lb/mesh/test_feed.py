@@ -72,7 +72,7 @@ async def test_a_stream_begins_whole_goes_on_with_changes_and_lives_when_nothing
         queued = await until_said(stream, lambda update: update.queued)
         assert dict(queued.queued) == {"llama": len(flow.queue)}
         # Who waits by choice is in nobody's way.
-        flow.placement.deferred.add(next(iter(flow.queue.by_id)), Deferral("llama", "g1", 1.0))
+        flow.deferred.add(next(iter(flow.queue.by_id)), Deferral("llama", "g1", 1.0))
         fewer = await until_said(stream, lambda update: update.queued["llama"] < len(flow.queue))
         assert dict(fewer.queued) == {"llama": len(flow.queue) - 1}
         feed.draining = True

@@ -109,7 +109,7 @@ async def test_a_slot_that_another_frees_is_taken_by_what_waits_here() -> None:
         other.more.put_nowait({"loads": [other.load("g2", 1)], "queued": {"llama": 2}})
         await until(lambda: not len(here.flow.queue))
         assert here.flow.replicas.ledger.load("g2").in_flight == 1
-        assert here.flow.placement.queued_elsewhere("llama") == 2
+        assert here.flow.wait_estimate.queued_elsewhere("llama") == 2
 
 
 async def test_turns_pass_while_another_instance_waits() -> None:

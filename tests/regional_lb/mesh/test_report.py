@@ -102,7 +102,7 @@ async def test_a_model_that_is_split_is_reported_whole_and_its_headroom_by_share
     found = reporter(flow, lambda: 0.0).build().models[0]
     assert (found.model, found.replicas_ready, found.queued_requests) == (MODEL, 2, 2)
     assert 0 < found.headroom_foreign_tokens <= 0.75 * before.headroom_foreign_tokens
-    assert found.wait_ms == pytest.approx(0.25 * flow.placement.wait_ms(f"{MODEL} v2", 0.0))
+    assert found.wait_ms == pytest.approx(0.25 * flow.wait_estimate.wait_ms(f"{MODEL} v2", 0.0))
 
 
 async def test_replicas_of_a_version_without_a_share_are_not_offered() -> None:
@@ -380,7 +380,7 @@ def test_unchanged_samples_and_probes_cause_no_report() -> None:
     for at in (10.0, 10.2):
         flow.handle(ReplicaSampled("a", replace(found, at=at)), at)
         flow.handle(ReplicaProbed("a", True), at)
-        flow.placement.serving_table(MODEL, at)
+        flow.eligibility.serving_table(MODEL, at)
     news = flow.news
     flow.handle(ReplicaSampled("a", replace(found, at=10.3)), 10.3)
     flow.handle(ReplicaProbed("a", True), 10.3)

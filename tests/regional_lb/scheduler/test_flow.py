@@ -156,7 +156,7 @@ class RegionalMachine(RuleBasedStateMachine):
             return
         view = self.flow.replicas.view
         unable = view.unable_to_resume(model, state.carrier) if state.carrier is not None else ()
-        for other in self.flow.placement.serving(state.variant, now, unable).names:
+        for other in self.flow.eligibility.serving(state.variant, now, unable).names:
             assert view.replicas[other].context_tokens(model) < state.need.context_tokens
 
     def _held_at(self, name: str) -> list[Reservation]:
@@ -344,7 +344,7 @@ class RegionalMachine(RuleBasedStateMachine):
                 live = flow.requests[waiting.id]
                 unable = flow.replicas.view.unable_to_resume(live.request.model, live.carrier) if live.carrier else ()
                 barred = (*live.tried, *unable)
-                choice = flow.placement.consider(live.request, live.need, self.now, barred, assigned=live.assigned)
+                choice = flow.selector.consider(live.request, live.need, self.now, barred, assigned=live.assigned)
                 chosen = choice.chosen if choice is not None else None
                 if chosen is not None:
                     need, marked = live.need, marks(live.request.chain)
@@ -384,14 +384,14 @@ class RegionalMachine(RuleBasedStateMachine):
     def who_waits_is_in_the_line_of_what_it_is_for(self) -> None:
         flow = self.flow
         assert all(waiting.model == flow.requests[name].variant for name, waiting in flow.queue.by_id.items())
-        assert sum(flow.placement.queued(model) for model in (MODEL, OTHER_MODEL)) == len(flow.queue)
+        assert sum(flow.wait_estimate.queued(model) for model in (MODEL, OTHER_MODEL)) == len(flow.queue)
 
     @invariant()
     def bounds_hold(self) -> None:
         queue = self.flow.queue
         assert len(queue) <= 6
         assert queue.tokens == pytest.approx(sum(w.tokens for w in queue.by_id.values()))
-        deferred = self.flow.placement.deferred
+        deferred = self.flow.deferred
         assert set(deferred.by_request) <= set(queue.by_id)
         assert all(wait.variant == queue.by_id[name].model for name, wait in deferred.by_request.items())
         assert queue.tokens <= 4000 or len(queue) == 1
@@ -416,7 +416,7 @@ class RegionalMachine(RuleBasedStateMachine):
                 self._tell(ReplicaProbed(name, True))
             self.now += 1000.0
             for model in (MODEL, OTHER_MODEL):
-                table = self.flow.placement.serving_table(model, self.now)
+                table = self.flow.eligibility.serving_table(model, self.now)
                 assert not table.in_flight.any()
                 assert not table.kv_taken_tokens.any()
 
@@ -450,10 +450,10 @@ def test_the_next_request_is_sent_where_its_prefix_is_being_computed() -> None:
     first, second, other = request("a", 8192), request("b", 8192, prefix="a"), request("c", 8192)
     (sent,) = [c for c in flow.handle(machine.RequestArrived(first), 0.0) if isinstance(c, Forward)]
     assert flow.replicas.trie.match(first.chain) == {sent.target: len(first.chain)}
-    choice = flow.placement.consider(second, flow.placement.need_of(second), 0.1)
+    choice = flow.selector.consider(second, flow.selector.need_of(second), 0.1)
     assert choice is not None
     assert {one.replica: one.hit_tokens for one in choice.ranked}[sent.target] == 8192 / 4
-    choice = flow.placement.consider(other, flow.placement.need_of(other), 0.1)
+    choice = flow.selector.consider(other, flow.selector.need_of(other), 0.1)
     assert choice is not None
     assert {one.hit_tokens for one in choice.ranked} == {0.0}
 
@@ -550,13 +550,13 @@ def test_an_answer_reported_in_one_event_leaves_the_same_state_as_one_reported_i
             if not whole:
                 flow.handle(machine.AttemptBegan(asked.id, 1, status), n + 0.2)
             flow.handle(machine.AttemptEnded(asked.id, 1, status, usage, whole=whole), n + 0.2)
-        replicas, table = flow.replicas, flow.placement.serving_table(MODEL, 5.0)
+        replicas, table = flow.replicas, flow.eligibility.serving_table(MODEL, 5.0)
         speed = replicas.speeds["r1"]
         left.append((
             flow.under_way, replicas.ledger.load("r1"), replicas.trie.match_one("r1", asked.chain),
             replicas.health["r1"].read(5.0),
             (speed.prefill_ms_per_token, speed.tpot_ms, speed.service_ms), replicas.estimates.bytes_per_token(MODEL),
-            table.in_flight.tolist(), table.kv_taken_tokens.tolist(), flow.placement.wait_ms(MODEL, 5.0),
+            table.in_flight.tolist(), table.kv_taken_tokens.tolist(), flow.wait_estimate.wait_ms(MODEL, 5.0),
         ))  # fmt: skip
     assert left[0] == left[1]
 
@@ -715,7 +715,7 @@ def test_a_request_that_waits_by_choice_counts_for_the_next_until_it_leaves() ->
     flow.replicas.trie.insert("r1", stem)
     other = request("other", prompt_bytes=bytes_at(28), chain=(*stem[:17], *range(51, 62)), max_tokens=10)
     flow.handle(RequestArrived(other), 0.0)
-    deferred = flow.placement.deferred
+    deferred = flow.deferred
 
     def come(name: str) -> list[str]:
         one = request(name, prompt_bytes=bytes_at(40), chain=(*stem, 39, 40), max_tokens=10, entry_region="tokyo")
@@ -732,8 +732,8 @@ def test_a_request_that_waits_by_choice_counts_for_the_next_until_it_leaves() ->
         waiting.append(f"q{len(waiting)}")
         assert sorted(deferred.by_request) == sorted(waiting)
         # They leave r2 to others: nobody is in line, so a short one had it without standing behind them.
-        assert flow.placement.in_line(MODEL) == 0
-        assert flow.placement.wait_ms(MODEL, 0.1) == flow.placement.foreign_wait_ms(MODEL, 0.5) == 0.0
+        assert flow.wait_estimate.in_line(MODEL) == 0
+        assert flow.wait_estimate.wait_ms(MODEL, 0.1) == flow.wait_estimate.foreign_wait_ms(MODEL, 0.5) == 0.0
     assert sent == ["r2"]  # to wait for all of them would take longer than the 717 ms of computing it there
     assert len(waiting) > 1
     assert deferred.tokens == {"r1": 512.0 * len(waiting)}  # 51 ms each
@@ -763,7 +763,7 @@ def test_deferred_requests_do_not_hold_up_those_behind_them() -> None:
     sent = flow.handle(AttemptBegan(at_r2, 1, 200), 0.2)  # r2 has room; those with the stem rather wait for r1
     sent += flow.handle(machine.AttemptEnded(at_r2, 1, 200, None), 0.3)
     assert [(c.id, c.target) for c in sent if isinstance(c, Forward)] == [("other", "r2")]
-    assert len(flow.placement.deferred.by_request) == K_WAITING + 4
+    assert len(flow.deferred.by_request) == K_WAITING + 4
 
 
 def test_a_long_prompt_leaves_the_last_replica_to_others_while_they_come() -> None:

@@ -36,7 +36,7 @@ def test_answer_without_text_does_not_count_as_missing_cache_report() -> None:
 def test_an_answer_far_shorter_than_its_token_count_is_not_taken_as_cached() -> None:
     flow = regional(replica("r1"))
     learning, asked = Learning(flow.replicas), request("a", 1024)
-    state = RequestState(asked, flow.placement.need_of(asked), asked.model, flow.law, replica="r1")
+    state = RequestState(asked, flow.selector.need_of(asked), asked.model, flow.law, replica="r1")
     chain = (*asked.chain, 1)
     least = ANSWER_SHARE * 100 * flow.replicas.estimates.bytes_per_token(asked.model)
     for answer_bytes, holds in ((int(least), True), (int(least) - 1, False)):

@@ -18,12 +18,12 @@ PREFILL_MS = 0.5
 
 def patience() -> tuple[Patience, RequestQueue]:
     flow = regional(replica("r1", prefill_ms_per_token=PREFILL_MS))
-    return Patience(CONFIG, flow.queue, flow.placement, lambda _tenant: 1.0), flow.queue
+    return Patience(CONFIG, flow.queue, flow.wait_estimate, lambda _tenant: 1.0), flow.queue
 
 
 def state(asked: Request) -> RequestState:
     flow = regional(replica("r1"))
-    return RequestState(asked, flow.placement.need_of(asked), MODEL, flow.law)
+    return RequestState(asked, flow.selector.need_of(asked), MODEL, flow.law)
 
 
 def test_late_is_a_share_of_the_objective_or_longer_for_a_long_prompt() -> None:

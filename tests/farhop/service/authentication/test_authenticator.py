@@ -238,13 +238,13 @@ def test_a_timeout_only_shortens_the_deadline() -> None:
 async def test_a_deadline_of_the_clients_holds_in_the_region(up: Both) -> None:
     """Told to the global tier it travels in the hop token, and the region's machine goes by it."""
     seen: list[float] = []
-    need_of = up.regional.flow.placement.need_of
+    need_of = up.regional.flow.selector.need_of
 
     def noted(request):  # type: ignore[no-untyped-def]
         seen.append(request.deadline - up.regional.clock.now())
         return need_of(request)
 
-    up.regional.flow.placement.need_of = noted  # type: ignore[method-assign]
+    up.regional.flow.selector.need_of = noted  # type: ignore[method-assign]
     assert (await send(up.entry, chat(x_farhop_timeout_ms="7000"))).status == 200
     assert 0.0 < seen[0] <= 7.0
 

@@ -1,12 +1,10 @@
-"""What a request would meet: asked any number of times it changes nothing, and it is what then happens."""
+"""What a pick is made from: asked any number of times it changes nothing, and it is what then happens."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 from worlds import MODEL, OTHER_MODEL, regional, replica, request
 
-from farhop.balance import outcome
-from farhop.balance.health.replica import Mode
 from farhop.balance.machine import (
     AttemptBegan,
     AttemptEnded,
@@ -19,8 +17,6 @@ from farhop.balance.machine import (
     Usage,
 )
 from regional_lb.fleet.kv_events import Cleared, Linked, Lost, Stored
-from regional_lb.fleet.shares import PeerReported
-from regional_lb.fleet.view import ReplicaProbed, variant_of
 from regional_lb.scheduler.flow import RegionalFlow
 from regional_lb.scheduler.pick import uncached_tokens
 from regional_lb.scheduler.policy import Need
@@ -30,9 +26,9 @@ from regional_lb.scheduler.split import SplitConfig
 def test_consider_changes_no_state_and_predicts_the_later_choice() -> None:
     flow = regional(replica("r1", prefill_ms_per_token=1.0), replica("r2"))
     asked = request("a")
-    need = flow.placement.need_of(asked)
+    need = flow.selector.need_of(asked)
     assert need.prompt_tokens == 256.0
-    picks = [flow.placement.consider(asked, need, 0.0) for _ in range(3)]
+    picks = [flow.selector.consider(asked, need, 0.0) for _ in range(3)]
     assert [pick.chosen.replica for pick in picks] == ["r2"] * 3
     assert (flow.under_way, len(flow.replicas.ledger), flow.replicas.trie.nodes) == (0, 0, 0)
     _, forward = flow.handle(RequestArrived(asked), 0.0)
@@ -43,78 +39,26 @@ def test_consider_changes_no_state_and_predicts_the_later_choice() -> None:
 def test_without_replicas_there_is_no_pick_and_no_wait() -> None:
     flow = regional(replica("r1"))
     asked = request("a", model=OTHER_MODEL)
-    assert flow.placement.consider(asked, flow.placement.need_of(asked), 0.0) is None
-    assert flow.placement.consider(request("b"), flow.placement.need_of(request("b")), 0.0, without=("r1",)) is None
-    assert flow.placement.wait_ms(OTHER_MODEL, 0.0) == 0.0
-
-
-def test_only_foreign_requests_are_turned_away() -> None:
-    flow = regional(replica("r1"))
-    own = request("a")
-    foreign = request("b", entry_region="tokyo", promised_ttft_ms=1.0)
-    flow.handle(RequestArrived(request("big", 64 * 1024)), 0.0)
-    assert flow.placement.turned_away(own, flow.placement.need_of(own), 0.0) is None
-    assert flow.placement.turned_away(foreign, flow.placement.need_of(foreign), 0.0) is not None
-    assert flow.placement.wait_ms(MODEL, 0.0) > 0.0
-
-
-def test_a_burst_on_an_idle_engine_breaks_no_promise_that_its_prefills_keep() -> None:
-    """Hardly any request leaves an engine that has just begun: by Little's law nobody would begin there."""
-    flow = regional(replica("r1", slots=200, prefill_ms_per_token=0.5, prefill_tokens_max=2048))
-    for n in range(3):  # two fill a step, the third is queued
-        flow.handle(RequestArrived(request(f"r{n}", 4 * 1024)), 0.0)
-    assert (len(flow.queue), len(flow.replicas.ledger)) == (1, 2)
-    in_time = request("in-time", 4 * 1024, entry_region="tokyo", promised_ttft_ms=800.0)
-    late = request("late", 4 * 1024, entry_region="tokyo", promised_ttft_ms=50.0)
-    need = flow.placement.need_of(in_time)
-    assert flow.placement.wait_ms(MODEL, 0.0) > 3000.0
-    assert flow.placement.turned_away(in_time, need, 0.0) is None
-    assert flow.placement.turned_away(late, need, 0.0).outcome is outcome.BROKEN_PROMISE
-
-
-def test_a_version_is_served_by_its_own_or_where_none_is_able_by_any() -> None:
-    flow = regional(replica("r1", version="v1"), replica("r2", version="v2"))
-    v2 = variant_of(MODEL, "v2")
-    assert flow.placement.serving(v2, 0.0).names == ("r2",)
-    assert flow.placement.serving(MODEL, 0.0).names == ("r1", "r2")
-    assert flow.placement.serving(v2, 0.0, without=("r2",)).names == ("r1",)
-    flow.splits.override({MODEL: SplitConfig(fallback=False)})
-    assert flow.placement.serving(v2, 0.0, without=("r2",)).names == ()
-    assert flow.placement.serving(variant_of(OTHER_MODEL, "v2"), 0.0).names == ()
+    assert flow.selector.consider(asked, flow.selector.need_of(asked), 0.0) is None
+    assert flow.selector.consider(request("b"), flow.selector.need_of(request("b")), 0.0, without=("r1",)) is None
+    assert flow.wait_estimate.wait_ms(OTHER_MODEL, 0.0) == 0.0
 
 
 def test_what_is_kept_free_is_no_reason_to_fall_back() -> None:
     flow = regional(replica("r1", version="v1"), replica("r2", version="v2"))
     flow.splits.override({MODEL: SplitConfig(weights={"v2": 1})})
     asked = request("a")
-    need = flow.placement.need_of(asked)
-    assert flow.placement.consider(asked, need, 0.0, aside=("r2",)) is None
-    pick = flow.placement.consider(asked, need, 0.0, without=("r2",))
+    need = flow.selector.need_of(asked)
+    assert flow.selector.consider(asked, need, 0.0, aside=("r2",)) is None
+    pick = flow.selector.consider(asked, need, 0.0, without=("r2",))
     assert pick is not None
     assert (pick.version, pick.split) == ("v1", "fallback")
 
 
-def test_how_a_models_replicas_may_be_used_has_a_name() -> None:
-    flow = regional(replica("r1"), replica("r2"), up=False)
-    assert [flow.replicas.mode(model, 0.0) for model in (MODEL, OTHER_MODEL)] == [Mode.ALL_DOWN, Mode.EMPTY]
-    for name in ("r1", "r2"):
-        flow.handle(ReplicaProbed(name, True), 0.0)
-    assert flow.replicas.mode(MODEL, 0.0) is Mode.NORMAL
-
-
-def test_requests_queued_at_a_peer_count_only_as_far_as_turns_alternate() -> None:
-    flow = regional(replica("r1", slots=1), instance="a")
-    flow.handle(RequestArrived(request("b")), 0.0)
-    alone_ms = flow.placement.wait_ms(MODEL, 0.0)
-    flow.handle(PeerReported("b", {}, {MODEL: 50}), 0.0)
-    assert flow.placement.wait_ms(MODEL, 0.0) == 2 * alone_ms  # one of theirs for one of ours, not all fifty
-    assert flow.placement.queued_elsewhere(MODEL) == 50
-
-
 def hits_of(flow: RegionalFlow, need: Need) -> dict[str, float]:
     """Tokens of the prompt that each able replica is taken to hold."""
-    table = flow.placement.serving_table(MODEL, 0.0)
-    uncached = uncached_tokens(need, table, *flow.placement.hits(need, table.of))
+    table = flow.eligibility.serving_table(MODEL, 0.0)
+    uncached = uncached_tokens(need, table, *flow.selector.hits(need, table.of))
     return dict(zip(table.of.names, (need.prompt_tokens - uncached).tolist(), strict=True))
 
 
@@ -130,10 +74,10 @@ def test_an_engines_own_report_takes_precedence_over_the_estimate() -> None:
     for name, change in (("r1", Cleared()), ("r2", Lost())):
         for one in (Linked(up=True), change, Stored([1, 2], None, blocks(1, 2), 16)):
             flow.replicas.blocks.apply(name, 0, one)
-    need = flow.placement.need_of(asked)
+    need = flow.selector.need_of(asked)
     assert (need.prompt_tokens, need.bytes_per_token) == (64.0, 64.0)
     assert hits_of(flow, need) == {"r1": 32.0, "r2": 64.0, "r3": 64.0}  # r2's is known to be at least 32
-    choice = flow.placement.consider(asked, need, 0.0)
+    choice = flow.selector.consider(asked, need, 0.0)
     assert choice is not None
     assert {scored.replica: (scored.exact, scored.hit_tokens) for scored in choice.ranked} == {
         "r1": (True, 32.0), "r2": (False, 64.0), "r3": (False, 64.0),
@@ -146,9 +90,9 @@ def test_without_tokens_the_mirror_alone_counts() -> None:
     flow.replicas.blocks.apply("r1", 0, Cleared())
     asked = request("a")
     flow.replicas.trie.insert("r1", asked.chain)
-    assert hits_of(flow, flow.placement.need_of(asked)) == {"r1": 256.0}
+    assert hits_of(flow, flow.selector.need_of(asked)) == {"r1": 256.0}
     empty = replace(asked, tokens=Tokens(b""))
-    assert flow.placement.need_of(empty).path is None
+    assert flow.selector.need_of(empty).path is None
 
 
 def test_blocks_cached_under_an_adapter_do_not_count_for_its_base() -> None:
@@ -157,23 +101,23 @@ def test_blocks_cached_under_an_adapter_do_not_count_for_its_base() -> None:
     for one in (Linked(up=True), Cleared(), Stored([1, 2], None, blocks(1, 2), 16, "sql")):
         flow.replicas.blocks.apply("r1", 0, one)
     asked = replace(request("a"), tokens=Tokens(blocks(1, 2, 3)))
-    assert hits_of(flow, flow.placement.need_of(asked)) == {"r1": 0.0}
+    assert hits_of(flow, flow.selector.need_of(asked)) == {"r1": 0.0}
     by_adapter = replace(asked, model="sql")
-    assert hits_of(flow, flow.placement.need_of(by_adapter)) == {"r1": 32.0}
+    assert hits_of(flow, flow.selector.need_of(by_adapter)) == {"r1": 32.0}
 
 
 def test_consider_includes_the_prefill_replica_of_a_pair() -> None:
     flow = regional(replica("p", role="prefill", prefill_ms_per_token=0.05), replica("d", role="decode"))
     asked = request("a", 4000, divisible=True)
-    need = flow.placement.need_of(asked)
-    pick = flow.placement.consider(asked, need, 0.0)
+    need = flow.selector.need_of(asked)
+    pick = flow.selector.consider(asked, need, 0.0)
     assert pick is not None
     assert pick.prefill is not None
     assert (pick.chosen.replica, pick.prefill.replica, pick.prefill_ms) == ("d", "p", 50.0)
     for other in (
-        flow.placement.consider(asked, need, 0.0, whole=True),
-        flow.placement.consider(asked, need, 0.0, without=("p",)),
-        flow.placement.consider(request("b", 4000), need, 0.0),
+        flow.selector.consider(asked, need, 0.0, whole=True),
+        flow.selector.consider(asked, need, 0.0, without=("p",)),
+        flow.selector.consider(request("b", 4000), need, 0.0),
     ):
         assert other is not None
         assert (other.prefill, other.prefill_ms) == (None, 100.0)
