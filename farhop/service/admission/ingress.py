@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from farhop.relay.http.head import Head
     from farhop.service.admission.large_bodies import LargeBodyReader, ParsedBody
     from farhop.service.admission.prompt_tokens import PromptTokens
-    from farhop.service.admission.request_reader import RequestReader
+    from farhop.service.admission.request_reader import ModelNames, RequestReader
     from farhop.service.authentication.authenticator import Authenticator
     from farhop.service.limits.limiter import Limiter
     from farhop.service.observability.request_telemetry import RequestContext, RequestTelemetry
@@ -69,6 +69,27 @@ def _probed(head: Head, ready: Callable[[], bool]) -> Reply:
         return answers.refusal(outcome.METHOD_NOT_ALLOWED, "this path answers GET only", extra=b"allow: GET, HEAD\r\n")
     good = head.path in paths.HEALTH or ready()
     return answers.Reply(200 if good else 503, b"", outcome.SERVED, _NO_STORE, b"text/plain")
+
+
+def _take_redirect_token(head: Head) -> None:
+    """Take the token of a redirect out of the query, which nothing behind us may see."""
+    head.target, token = redirect_token.split_token(head.target)
+    if token is not None:
+        head.known[redirect_token.HEADER] = token
+
+
+def _path_refused(refusal: PathRefusal) -> Reply:
+    extra = b"allow: " + refusal.allow.encode() + b"\r\n" if refusal.allow else b""
+    return answers.refusal(refusal.outcome, refusal.detail, extra=extra)
+
+
+def _query_refused(target: bytes) -> Reply | None:
+    """Why a query is refused; None if it may be sent."""
+    try:
+        field_guard.query(target)
+    except bodies.BodyError as error:
+        return answers.refusal(error.outcome, error.detail, param=error.param)
+    return None
 
 
 def within_arrival_law(request: Request, arrival_law: Law, now: Law) -> Request:
@@ -159,13 +180,13 @@ class Ingress:
         return reply
 
     def _check_head(self, exchange: Exchange, context: RequestContext) -> Reply | None:
+        # Steps that every request takes are inline: each method is a frame more. Those that few take have their own.
         head = exchange.head
         if self.gate is not None and (closed := self.gate()) is not None:
             return closed
+        # -- what is asked for
         if redirect_token.PARAMETER in head.target:
-            head.target, token = redirect_token.split_token(head.target)  # nothing behind us may see it
-            if token is not None:
-                head.known[redirect_token.HEADER] = token
+            _take_redirect_token(head)
         if self._advisor is not None and head.path.startswith(paths.ROUTE):
             asked = paths.advised(head.path)
             if asked is not None:
@@ -174,19 +195,17 @@ class Ingress:
         if context.advised and kind in _BODILESS:
             kind = PathRefusal(outcome.PATH_NOT_ALLOWED, "only inference paths have a route")
         if isinstance(kind, PathRefusal):
-            extra = b"allow: " + kind.allow.encode() + b"\r\n" if kind.allow else b""
-            return answers.refusal(kind.outcome, kind.detail, extra=extra)
-        if b"?" in head.target and kind not in _BODILESS:
-            try:
-                field_guard.query(head.target)
-            except bodies.BodyError as error:
-                return answers.refusal(error.outcome, error.detail, param=error.param)
+            return _path_refused(kind)
+        # -- what nobody may send
+        if b"?" in head.target and kind not in _BODILESS and (refused := _query_refused(head.target)) is not None:
+            return refused
         if head.known.get(b"content-encoding", b"identity").lower() != b"identity":
             detail = "compressed request bodies are not read; send the body without `Content-Encoding`"
             return answers.refusal(outcome.MALFORMED_HTTP, detail)
         if b"x_farhop_allow" in head.known:  # to leave it out would widen what the client asked for
             detail = "`x_farhop_allow` is not read: the header's name is `x-farhop-allow`"
             return answers.refusal(outcome.INVALID_FIELD, detail, param="x_farhop_allow")
+        # -- who asks
         if self.asks_certificate and (certificate := exchange.certificate) is not None:
             head.known[CERTIFICATE] = certificate
         caller = self._authenticator.caller(head)
@@ -194,6 +213,7 @@ class Ingress:
             head.known.pop(name, None)  # it has identified the caller, and is not needed any more
         if not isinstance(caller, Caller):
             return caller
+        # -- what is recorded of it
         context.kind, context.caller, exchange.tenant = kind, caller, caller.tenant
         self._telemetry.admitted(context, head, outside=not exchange.is_hop)
         if caller.attempt:
@@ -285,32 +305,31 @@ class Ingress:
         lines = b"\r\n" + exchange.head.onward
         if bodies.AS_JSON not in lines or lines.count(b"\r\ncontent-type:") > 1:
             exchange.head.onward = bodies.told_as_json(kind, exchange.head.onward)
+        # -- whether the key is for this model, and the model's rule about records
         context.model = request.model
         if caller.models and request.model not in caller.models:
             detail = f"this API key is not for this model; it is for {', '.join(caller.models[:_MODELS_SHOWN])}"
             return answers.refusal(outcome.KEY_SCOPE, detail, param="model")
         if context.recorded and self._telemetry.rule_may_differ(context, request.model):
             self._mute_unless_recorded(context, caller, request.model)
+        # -- the model that its name stands for
         if self.reader.names is not None:
             try:
-                found = self.reader.renamed(self.reader.names, caller, kind, request, prompt, exchange.body)
+                request, prompt = self._resolve_name(self.reader.names, exchange, context, request, prompt)
             except RefusedError as refused:
                 return refused.reply
-            if found is not None:
-                request, prompt, exchange.body = found
-                if request.narrow != caller.narrow:  # a rule about the name binds what is recorded, too
-                    caller = context.caller = replace(caller, narrow=request.narrow)
-                    self._mute_unless_recorded(context, caller, request.model)
+            caller = context.caller
+            assert caller is not None
             if request.alias:
-                onward, context.body_sha256 = None, b""  # both were of the body that came
-                context.model = request.model
-                self._mute_unless_recorded(context, caller, request.model)
+                onward = None  # it was of the body that came
+        # -- what is counted and told
         if context.unknown_fields:
             self.reader.count_unknown(context)
             context.unknown_fields = []  # up to 512 names, for as long as a stream is open
         if self._arrivals is not None:
             self._arrivals.arrived(exchange, caller, request.model)
         context.user = prompt.preferences.user
+        # -- what happens to it: advice, limits, its tokens, the relay
         if context.advised:
             assert self._advisor is not None
             return self._advisor.advise(request, context, exchange.head)
@@ -321,6 +340,25 @@ class Ingress:
             )
         proceed(exchange, request, prompt, onward, since)
         return None
+
+    def _resolve_name(
+        self, names: ModelNames, exchange: Exchange, context: RequestContext, request: Request, prompt: Prompt
+    ) -> tuple[Request, Prompt]:
+        """The request for the model that its model's name stands for; itself if that is no such name. Raises
+        RefusedError."""
+        caller, kind = context.caller, context.kind
+        assert caller is not None
+        assert kind is not None
+        found = self.reader.renamed(names, caller, kind, request, prompt, exchange.body)
+        if found is not None:
+            request, prompt, exchange.body = found
+            if request.narrow != caller.narrow:  # a rule about the name binds what is recorded, too
+                caller = context.caller = replace(caller, narrow=request.narrow)
+                self._mute_unless_recorded(context, caller, request.model)
+        if request.alias:
+            context.body_sha256, context.model = b"", request.model  # it was of the body that came
+            self._mute_unless_recorded(context, caller, request.model)
+        return request, prompt
 
     def _charge(
         self, limits: Limiter, exchange: Exchange, request: Request, proceed: Callable[[float], None],
