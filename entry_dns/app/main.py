@@ -134,9 +134,15 @@ class DnsServer:
         self.store = stores.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
         self.laws = stores.law_book(config, "dns", self.store, self.law_now, self._adopt, self.metrics, self._log, rng)
         self.reloader = Reloader(
-            path, config, topology, LIVE, self.laws, self._made_ready, stores.hubs if store is None else None
+            path,
+            config,
+            topology,
+            LIVE,
+            self.laws,
+            self._made_ready,
+            stores.hubs if store is None else None,
+            logs.get("dns"),
         )
-        self.reloader.log = logs.get("dns")
 
     def _watch_entries(self, rng: Random) -> None:
         """The sources of entries' state: etcd, probes and, if configured, their regions' reports."""

@@ -99,8 +99,10 @@ class Relay:
         upstream_is_tier: bool,
         budget: ByteBudget | None = None,
         asks_load: bool = False,
+        resumption: Resumption | None = None,
     ) -> None:
-        """`asks_load`: engines are asked to report their load with each answer."""
+        """`asks_load`: engines are asked to report their load with each answer. `resumption`: streams can be continued
+        elsewhere."""
         self.asks_load = asks_load
         self._name, self.flow, self._tier, self.pool, self.clock = name, flow, tier, pool, clock
         self.upstream_is_tier, self._budget = upstream_is_tier, budget
@@ -110,10 +112,9 @@ class Relay:
         self._broken_paths: set[Address] = set()  # upstreams to which the network path is broken, by other evidence
         self.unsalted_until: dict[Address, float] = {}  # see AttemptOwner
         self._news: list[tuple[Event, float]] = []  # events held until the bytes they came with are sent
-        self.restart_with_model: Callable[[ActiveRequest, Request], None] | None = (
-            None  # for another model; main sets it
-        )
-        self.resumption: Resumption | None = None  # set by main if streams can be continued elsewhere
+        # For another model. Set afterwards: it is the ingress's, which starts requests on this relay.
+        self.restart_with_model: Callable[[ActiveRequest, Request], None] | None = None
+        self.resumption = resumption
         self._ending = False  # time is up, and nothing more is sent upstream
         self._sweeper = self._loop.call_later(SWEEP_S, self.sweep)
         self._perform: dict[type[Command], Callable[[ActiveRequest, Any, float], None]] = {

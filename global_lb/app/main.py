@@ -37,7 +37,6 @@ from farhop.service.authentication.authenticator import KeyAuthenticator
 from farhop.service.authentication.keybook import KeyBook
 from farhop.service.limits.book import LimitBook
 from farhop.service.limits.limiter import Limiter
-from farhop.service.observability.workload_recorder import WorkloadRecorder
 from farhop.service.process.clock import Clock
 from farhop.service.process.lifecycle import run as run_process
 from farhop.service.process.tasks import Tasks, all_of, until
@@ -85,7 +84,7 @@ LIVE = LIVE_OF_BOTH | {
 }
 ENTRY_LEASE_S = 15.0  # of the document for operators: nothing waits for its end
 _PILOT = {PilotState.ASLEEP: 0.0, PilotState.WAKING: 0.5, PilotState.AWAKE: 1.0}
-SETTLE_S = 1.0  # how long clients are kept out while no region is known to serve
+FIRST_REGION_S = 1.0  # how long clients are kept out while no region is known to serve
 WARM_S = 2.0  # and then until the regions' caches and distances are known here: no request is routed by guesses
 
 
@@ -116,9 +115,15 @@ class GlobalBalancer:
         self._entry(rng, self.redirect_tokens)
         self._watch_and_follow(rng, store)
         self.reloader = Reloader(
-            path, config, topology, LIVE, self.laws, self._prepared, stores.hubs if store is None else None
+            path,
+            config,
+            topology,
+            LIVE,
+            self.laws,
+            self._prepared,
+            stores.hubs if store is None else None,
+            logs.get("global"),
         )
-        self.reloader.log = logs.get("global")
         self.answer_cache = AnswerCacheRelay(
             self.relay, self.ingress, flow=self.flow, tier=self.tier, capacity_bytes=config.answers_bytes,
             clock=self.clock.now,
@@ -147,9 +152,15 @@ class GlobalBalancer:
             redirect_tokens=self.redirect_tokens,
             mutual=config.mutual,
         )
-        self.relay = Relay(b"global", self.flow, self.tier, plane.pool, now, upstream_is_tier=True, budget=plane.budget)
-        self.relay.resumption = dataplane.resumption(
-            config.resume, lambda: self.flow.law, self.metrics, self._context_tokens
+        self.relay = Relay(
+            b"global",
+            self.flow,
+            self.tier,
+            plane.pool,
+            now,
+            upstream_is_tier=True,
+            budget=plane.budget,
+            resumption=dataplane.resumption(config.resume, lambda: self.flow.law, self.metrics, self._context_tokens),
         )
 
     def _context_tokens(self, region: str, model: str) -> int | None:
@@ -183,7 +194,7 @@ class GlobalBalancer:
             upstreams=self.relay,
             laws=self.laws,
         )
-        self.relay.pool.on_use = self.watcher.on_use
+        self.relay.pool.on_use = self.watcher.on_use  # a cycle: the watcher's findings go to the relay
         self.overrides = RoutingOverrides(
             self.store, config.region, topology.regions, self.relay.react, self.metrics.report_refused, self.clock.now
         )
@@ -194,9 +205,8 @@ class GlobalBalancer:
         self.limits = LimitBook(self.store, self.metrics.report_refused)
         self.limiter = self.ingress.limits = Limiter(
             self.limits, self.store, f"global {config.balancer}", config.balancer, self.roots.borrow, self.clock.now,
-            self.metrics.report_refused, salt=config.identity.salt,
+            self.metrics.report_refused, salt=config.identity.salt, may_know=self._may_know,
         )  # fmt: skip
-        self.limiter.may_know = self._may_know
         self.limiter.observe(self.metrics)
         self.limits.changes.append(self._limits_changed)
         self._tasks = Tasks()
@@ -276,12 +286,11 @@ class GlobalBalancer:
             ],
         )
         stores.observe(self.metrics, self.store, hub)
-        self.telemetry.recorder = WorkloadRecorder(config.region)
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.plane.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain), lambda: redacted(self.config),
             acted=None if self.accounts is None else self.accounts.acted,
-            more=(("GET", "/record", self.telemetry.recorder.stream, "read"),),
+            more=(("GET", "/record", self.instruments.recorder.stream, "read"),),
         )  # fmt: skip
         self.admin.show(lambda: self.flow.law, self.store)
 
@@ -295,7 +304,7 @@ class GlobalBalancer:
         self.telemetry.may_record, self.telemetry.law_holder = self.authenticator.recorded, self.flow
         self.telemetry.collector = config.collector_in(self.topology)
         self.flow.law_changes.append(self.telemetry.law_changed)
-        if config.unicast is not None:
+        if config.unicast is not None:  # a cycle: each asks the other, of a token
             self.tier.own_tokens = OwnTokens(config.region, self.authenticator, self.clock)
             self.authenticator.by_token = self.tier.own_tokens.caller
         self.session = session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
@@ -311,6 +320,11 @@ class GlobalBalancer:
             large=self.plane.large,
             signs=self._hashes_bodies,
         )
+        self.latencies: LatencyTable | None = None
+        if config.client_latencies is not None:
+            self.latencies = LatencyTable(
+                config.client_latencies, config.region, config.instance, lambda: self.flow.law, self.clock.now
+            )
         self.ingress = Ingress(
             self.authenticator,
             self.reader,
@@ -318,20 +332,16 @@ class GlobalBalancer:
             clock=self.clock,
             rng=rng,
             advisor=advisor,
+            arrivals=self.latencies,
             ready=lambda: self.tier_admin.ready() and self.tier_admin.leads_somewhere(),
             anycast=frozenset(config.unicast.anycast) if config.unicast is not None else frozenset(),
         )
-        self.ingress.relay, self._names = self.relay, ModelNames(self.flow, self.clock)
+        self._names = ModelNames(self.flow, self.clock)
+        # A cycle: the ingress starts requests on the relay, which has it start one again for another model.
+        self.ingress.relay = self.relay
         self.relay.restart_with_model = self.ingress.restart_with_model
         self.flow.routes.changed.append(self._named)
         self._named()
-        self.latencies: LatencyTable | None = None
-        if config.client_latencies is not None:
-            measured = config.client_latencies
-            self.latencies = LatencyTable(
-                measured, config.region, config.instance, lambda: self.flow.law, self.clock.now
-            )
-            self.ingress.arrivals = self.latencies
         self.listener = self.plane.listener("listen", self.ingress, self.plane.tls.listener("listen", config.listen))
 
     def _named(self) -> None:
@@ -479,7 +489,7 @@ class GlobalBalancer:
         await self.limits.begun()
         if self.accounts is not None:
             self.accounts.law_changed(self.laws)
-        await self._settle()
+        await self._await_regions()
         port = await dataplane.open_entry(self.listener, config.listen, self.tier_admin.ready)
         self._tasks.start(self.reloader.keep(), "look at the configuration")
         self._tasks.start(self._publish_entry(admin), "say in etcd where the admin port is")
@@ -491,10 +501,10 @@ class GlobalBalancer:
         self.admin.starting = ""
         return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
 
-    async def _settle(self) -> None:
+    async def _await_regions(self) -> None:
         """Wait, for a bounded time, before clients are admitted: until some region serves, and its state is known
         here."""
-        for seen, patience_s in ((self.tier_admin.ready, SETTLE_S), (self.watcher.caught_up, WARM_S)):
+        for seen, patience_s in ((self.tier_admin.ready, FIRST_REGION_S), (self.watcher.caught_up, WARM_S)):
             if not await until(seen, patience_s):
                 return  # without a region there is no state to wait for
 

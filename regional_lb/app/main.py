@@ -31,7 +31,6 @@ from farhop.service.assembly.store_opening import opened
 from farhop.service.authentication.keybook import KeyBook
 from farhop.service.limits.book import LimitBook
 from farhop.service.limits.limiter import Limiter
-from farhop.service.observability.workload_recorder import WorkloadRecorder
 from farhop.service.process.clock import Clock
 from farhop.service.process.lifecycle import run as run_process
 from farhop.service.process.tasks import Tasks, all_of
@@ -109,9 +108,15 @@ class RegionalBalancer:
         )  # fmt: skip
         self._limit_tenants()
         self.reloader = Reloader(
-            path, config, topology, LIVE, self.laws, self._prepared, _clusters if store is None else None
+            path,
+            config,
+            topology,
+            LIVE,
+            self.laws,
+            self._prepared,
+            _clusters if store is None else None,
+            logs.get("regional"),
         )
-        self.reloader.log = logs.get("regional")
         self._accounting()
         self._administration()
         self._gauges()
@@ -130,9 +135,9 @@ class RegionalBalancer:
             upstream_is_tier=False,
             budget=plane.budget,
             asks_load=config.watch.orca,
-        )
-        self.relay.resumption = dataplane.resumption(
-            config.resume, lambda: self.flow.law, self.metrics, self._context_tokens, self._writes_on
+            resumption=dataplane.resumption(
+                config.resume, lambda: self.flow.law, self.metrics, self._context_tokens, self._writes_on
+            ),
         )
 
     def _writes_on(self, replica: str) -> bool:
@@ -204,12 +209,11 @@ class RegionalBalancer:
             newest_epoch=lambda: self.listeners.hop_authenticator.newest_epoch,
         )
         stores.observe(self.metrics, self.store, hub)
-        self.telemetry.recorder = WorkloadRecorder(config.region)
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.plane.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain),
             acted=None if self.accounts is None else self.accounts.acted,
-            more=(("GET", "/record", self.telemetry.recorder.stream, "read"),),
+            more=(("GET", "/record", self.instruments.recorder.stream, "read"),),
         )  # fmt: skip
         self.admin.show(lambda: self.flow.law, self.store)
 
@@ -262,8 +266,8 @@ class RegionalBalancer:
         self.limiter = self.listeners.client_ingress.limits = Limiter(
             self.limits, self.store, f"regional {self.config.region}/{self.config.instance}", "", self.mesh.borrow,
             self.clock.now, self.metrics.report_refused, self.config.region, self.config.identity.salt,
+            self._may_know,
         )  # fmt: skip
-        self.limiter.may_know = self._may_know
         self.limiter.observe(self.metrics)
 
     def _may_know(self, request: Request, region: str) -> bool:

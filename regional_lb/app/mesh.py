@@ -116,8 +116,8 @@ class Mesh:
             peer_authenticator=self._peer_authenticator,
             signer=config.report_signer,
             admin_tls=config.admin.tls is not None,
+            limit_root=self.limit_root,
         )
-        reporter.limit_root = self.limit_root
         reporter.hold()
         await self._control.start(reporter, self.peers.feed)
         self.limit_root.open(control)

@@ -90,13 +90,15 @@ class Reporter(region_pb2_grpc.RegionServicer):
         peer_authenticator: PeerAuthenticator = ANY_PEER,
         signer: Signer | None = None,
         admin_tls: bool = False,
+        limit_root: LimitRoot | None = None,
     ) -> None:
         """With a `signer`, documents in etcd are signed by it. `peer_authenticator` identifies callers over gRPC.
 
         `addresses` are those of the tier, control and admin ports; the last one "" if operators cannot reach it.
+        `limit_root` lends units of tenants' limits.
         """
         self._admin_tls = admin_tls
-        self.limit_root: LimitRoot | None = None  # the root of limits; main sets it
+        self.limit_root = limit_root
         self.quiet_s, self._laws, self._peer_authenticator, self._signer = quiet_s, laws, peer_authenticator, signer
         self._region, self._instance, self._flow, self._clock = region, instance, flow, clock
         self._tier, self._control, self._admin = addresses

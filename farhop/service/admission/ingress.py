@@ -115,8 +115,8 @@ class Ingress:
     """What a listener does with its requests (exchange.RequestHandler).
 
     `relay` is set once it exists: the two need one another. With an `advisor`, decisions alone may be asked for here,
-    too. `tokens`: prompts are read as tokens. `ready`, where clients come: whether work should be sent here. `anycast`:
-    those of our addresses that other entries announce, too."""
+    too. `arrivals` is told of each request that was read. `tokens`: prompts are read as tokens. `ready`, where clients
+    come: whether work should be sent here. `anycast`: those of our addresses that other entries announce, too."""
 
     def __init__(
         self,
@@ -128,6 +128,7 @@ class Ingress:
         rng: Random,
         tokens: PromptTokens | None = None,
         advisor: Advisor | None = None,
+        arrivals: ArrivalObserver | None = None,
         ready: Callable[[], bool] | None = None,
         anycast: frozenset[str] = frozenset(),
     ) -> None:
@@ -136,7 +137,7 @@ class Ingress:
         self._advisor, self._ready, self._anycast = advisor, ready, anycast
         self.asks_certificate = False  # whether tenants are known by their certificates, too
         self.relay: RequestCarrier | None = None
-        self.arrivals: ArrivalObserver | None = None
+        self._arrivals = arrivals
         self.limits: Limiter | None = None  # what clients may use, where that is limited
         self.gate: Callable[[], Reply | None] | None = None  # why no request is admitted now, if there can be a reason
 
@@ -307,8 +308,8 @@ class Ingress:
         if context.unknown_fields:
             self.reader.count_unknown(context)
             context.unknown_fields = []  # up to 512 names, for as long as a stream is open
-        if self.arrivals is not None:
-            self.arrivals.arrived(exchange, caller, request.model)
+        if self._arrivals is not None:
+            self._arrivals.arrived(exchange, caller, request.model)
         context.user = prompt.preferences.user
         if context.advised:
             assert self._advisor is not None

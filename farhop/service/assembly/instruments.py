@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from farhop.service.observability.decisions import Decisions
 from farhop.service.observability.request_telemetry import RequestTelemetry
+from farhop.service.observability.workload_recorder import WorkloadRecorder
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
@@ -37,6 +38,7 @@ class Instruments:
         self.tracing = Tracing(f"farhop-{tier}", config.region, config.instance)
         for problem in self.tracing.problems:
             self.log.warning("telemetry", problem, problem=problem)
+        self.recorder = WorkloadRecorder(config.region)
         self.telemetry = RequestTelemetry(
             f"farhop.{tier}",
             f"farhop.{tier}.{decision}",
@@ -47,4 +49,5 @@ class Instruments:
             rng=rng,
             reasons=reasons,
             traced_per_s_max=config.limits.traced_per_s_max,
+            recorder=self.recorder,
         )

@@ -101,6 +101,7 @@ class Reloader(Generic[C]):
         laws: LawBook,
         prepare: Callable[[C, Topology], Callable[[Law], None]],
         clusters: Callable[[C, Topology], Mapping[str, object]] | None,
+        log: FilteringBoundLogger | None = None,
     ) -> None:
         self._path, self._kind, self._live = path, type(config), live
         self.config, self.topology = config, topology
@@ -113,7 +114,7 @@ class Reloader(Generic[C]):
         self.counts: Counter[str] = Counter()  # reloads, by result
         self._read_under_epoch = laws.law.epoch  # when the files were read last
         self._one = asyncio.Lock()
-        self.log: FilteringBoundLogger | None = None
+        self._log = log
 
     # -- when
 
@@ -184,14 +185,14 @@ class Reloader(Generic[C]):
         return "taken" if taken or another else "unchanged"
 
     def _log_event(self, event: str, **fields: object) -> None:
-        if self.log is not None:
-            self.log.warning(event, **fields)
+        if self._log is not None:
+            self._log.warning(event, **fields)
 
     def _pass_over(self, problems: list[str], error: Exception | None = None) -> None:
         self.trouble = _shortened(problems)
         self.counts["rejected"] += 1
-        if self.log is not None:
-            self.log.error("configuration rejected: the last good one stays in force", in_force=self.generation,
+        if self._log is not None:
+            self._log.error("configuration rejected: the last good one stays in force", in_force=self.generation,
                            problems=self.trouble, exc_info=error)  # fmt: skip
 
     # -- saying so

@@ -178,7 +178,10 @@ class Limiter:
     def __init__(
         self, book: LimitBook, store: Store, name: str, safe: str, borrow: Borrow,
         clock: Callable[[], float], refused: Callable[[str], None], region: str = "", salt: bytes = b"",
+        may_know: Callable[[Request, str], bool] = lambda _request, _region: True,
     ) -> None:  # fmt: skip
+        """`may_know`: whether the law lets records of a request be kept in this region: else its root gets no hash of
+        its user."""
         self._region, self._salt = region, salt
         self._prices: Prices | None = None
         self._wall_s: Callable[[float], float] = float
@@ -190,9 +193,7 @@ class Limiter:
         self.tenants: dict[str, TenantLimits] = {}
         self.matches: dict[_Whose, Matched | None] = {}
         self._by_user: set[str] = set()  # tenants that limit each user
-        # Whether the law lets records of a request be kept in this region: else its root gets no hash of its user. The
-        # tier sets it.
-        self.may_know: Callable[[Request, str], bool] = lambda _request, _region: True
+        self.may_know = may_know
         self.users: dict[tuple[str, str], _User] = {}
         self._n_matches, self._user_bytes = Counter[str](), Counter[str]()  # of these, each tenant's
         self._user_bytes_all = 0

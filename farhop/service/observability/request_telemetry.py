@@ -144,19 +144,22 @@ class RequestTelemetry:
         rng: Random,
         reasons: Reasons,
         traced_per_s_max: float = 100.0,
+        recorder: WorkloadRecorder | None = None,
     ) -> None:
+        """`recorder`: where the requests of clients are recorded for operators who ask for it."""
         self._name, self._decide = name, decide
         self._asks_per_s, self._asks, self._asked_at = traced_per_s_max, traced_per_s_max, 0.0
         self._tracing, self._metrics, self._decisions = tracing, metrics, decisions
         self._clock, self._rng, self._reasons = clock, rng, reasons
-        # Whether a request for this model may be recorded here by the law of now; the tier sets it.
+        # The tier sets the next three once its authenticator exists.
+        # Whether a request for this model may be recorded here by the law of now.
         self.may_record: Callable[[Caller, str], bool] = lambda _caller, _model: True
-        self.law_holder: LawHolder | None = None  # the holder of the law; the tier sets it
-        self.collector = ""  # the region where spans are sent; "": this one; the tier sets it
+        self.law_holder: LawHolder | None = None  # the holder of the law
+        self.collector = ""  # the region where spans are sent; "": this one
         self._kept_law: Law | None = None  # the law in force at its last change
         self._tasks = Tasks()
-        self.recorder: WorkloadRecorder | None = None  # where requests come in; the tier sets it
-        self.accounts: Accounting | None = None  # where usage or audit is written; the tier sets it
+        self.recorder = recorder
+        self.accounts: Accounting | None = None  # where usage or audit is written, if it is; the tier sets it
         self.hops: dict[
             tuple[str, str], RequestContext
         ] = {}  # by issuer and its name for the attempt: from head to end
