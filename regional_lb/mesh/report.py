@@ -3,8 +3,8 @@
 At most every 250 ms if a figure changed by 5 %, and at least every second. Over gRPC a change is sent within 100 ms.
 Invariants: `seq` only grows; a replica that several balancers share is counted in its owner's report; queue, waits and
 accepted requests are this instance's own; `usable_share` and `used_share` are of all replicas that it can send to,
-whichever instance owns them. The answer to a ping also lists which of the asker's attempts are here. Never reads a
-request.
+whichever instance owns them (`model_reports` has what is said of a model). The answer to a ping also lists which of the
+asker's attempts are here. Never reads a request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import numpy as np
 from farhop_wire import region_pb2, region_pb2_grpc
 from msgspec.structs import replace
 
@@ -29,30 +28,24 @@ from farhop.service.process.tasks import Tasks
 from farhop.store.contract import StoreError, report_key
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import (
-    BASES_LIMIT,
-    RATE_LIMIT_MS,
     TEXT_LIMIT,
-    USED_LIMIT,
-    WAIT_LIMIT_MS,
-    ModelReport,
     RegionReport,
     encode,
     to_wire,
 )
 from farhop.store.hubs import publication_status
-from regional_lb.fleet.table import LEAST, TOTAL
+from regional_lb.mesh.model_reports import ModelReports
 from regional_lb.mesh.prefix_stream import NODES_PER_S, Pause, PrefixPublisher
-from regional_lb.scheduler import admission
 from topology.law import Scope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from farhop.balance.model_facts import ModelFacts
     from farhop.identity.certificate_names import BalancerIdentity
     from farhop.service.authentication.peer_authenticator import PeerAuthenticator
     from farhop.service.law.lawbook import LawBook
     from farhop.store.contract import Publication, Store
+    from farhop.store.documents.report import ModelReport
     from farhop.store.envelope import Signer
     from regional_lb.mesh.limit_root import LimitRoot
     from regional_lb.scheduler.flow import RegionalFlow
@@ -68,11 +61,11 @@ QUIET_LIMIT_S = 86_400.0
 FINAL_REPORT_S = 1.0  # how long a store may take to hear that we are going
 STREAMS_MAX = 256
 REGION_STREAMS_MAX = 64  # of them, those of one region's global balancers: the rest is for others, whatever it does
-_BASES_LETTERS_MAX = 2048  # of one model: with 256 of them a report stays within what global balancers take
 
 
 class Reporter(region_pb2_grpc.RegionServicer):
-    """Builds reports, publishes them, streams them, answers pings."""
+    """Decides when to report, publishes reports, and answers global balancers over gRPC: with reports, prefixes, pings,
+    the law, and units of limits. What a report says of a model is in `model_reports`."""
 
     def __init__(
         self,
@@ -104,8 +97,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._tier, self._control, self._admin = addresses
         self._incarnation, self._client_url = incarnation, client_url
         self._seq = 0
-        self._served_view = flow.replicas.view
-        self._served: dict[str, tuple[tuple[str, ...], ModelFacts]] = {}
+        self._models = ModelReports(flow)
         self.draining = False
         self._changed = asyncio.Condition()
         self._published_at, self._news_reported = -inf, -1  # when, and up to which of the flow's `news`
@@ -121,87 +113,24 @@ class Reporter(region_pb2_grpc.RegionServicer):
     def build(self) -> RegionReport:
         """The current report."""
         self._seq += 1
+        now = self._clock()
         return RegionReport(
             region=self._region,
             instance=self._instance,
             incarnation=self._incarnation,
             seq=self._seq,
-            clock_ms=self._clock() * 1e3,
+            clock_ms=now * 1e3,
             tier_address=self._tier,
             control_address=self._control,
             admin_address=self._admin,
             draining=self.draining,
-            models=tuple(self._model(model) for model in sorted(self._flow.replicas.view.by_model)),
+            models=tuple(self._models.of(model, now) for model in sorted(self._flow.replicas.view.by_model)),
             accepted_bytes=dict(self._flow.accepted_bytes),  # within ACCEPTED_LIMIT: the flow keeps no more
             client_url=self._client_url,
             law_epoch=self._flow.law.held_epoch,
             admin_tls=self._admin_tls,
             hop_version=hop_token.READ,
         )
-
-    def _model(self, model: str) -> ModelReport:
-        flow, now = self._flow, self._clock()
-        waits, eligibility = flow.wait_estimate, flow.eligibility
-        replicas = flow.replicas.view.by_model[model]
-        ready, queued = eligibility.offered(model, now), waits.queued(model)
-        owned, shares = eligibility.owned(model, now), flow.replicas.shares
-        if len(ready):
-            least = int(ready.tpot_ms.argmin())
-            prefill_ms, tpot_ms = float(LEAST(ready.prefill_ms_per_token)), ready.tpot_ms.item(least)
-            batch_interference_ms = ready.batch_interference_ms.item(least)
-        else:
-            prefill_ms = min(flow.replicas.speeds[name].prefill_ms_per_token for name in replicas)
-            tpot_ms, batch_interference_ms = min(flow.replicas.speeds[name].tpot_ms for name in replicas), 0.0
-        bases = flow.law.lineage.get(model, frozenset())
-        if bases is not None and (len(bases) > BASES_LIMIT or sum(map(len, bases)) > _BASES_LETTERS_MAX):
-            bases = None  # a base left out would not bind: then report the bases as unknown
-        gpus, facts = self._served_by(model)
-        longest = flow.replicas.most_context_tokens(model, ready.of.names)
-        sums = owned.sums()
-        left = admission.headroom(owned, flow.config.foreign.reserve_share, sums)
-        return ModelReport(
-            model=model,
-            replicas_ready=len(owned),
-            replicas_total=len(replicas) if shares is None else sum(map(shares.owns, replicas)),
-            slots_total=int(sums.slots),
-            slots_free=left.slots_free,
-            kv_tokens_total=int(sums.kv_tokens),
-            kv_tokens_free=int(TOTAL(np.maximum(owned.kv_tokens - owned.kv_taken_tokens, 0.0))),
-            in_flight=int(sums.in_flight),
-            queued_requests=queued,
-            queued_tokens=int(flow.queue.tokens),
-            wait_ms=min(waits.wait_ms(model, now), WAIT_LIMIT_MS),
-            prefill_ms_per_token=min(RATE_LIMIT_MS, prefill_ms),
-            tpot_ms=min(RATE_LIMIT_MS, tpot_ms),
-            bytes_per_token=flow.replicas.estimates.bytes_per_token(model),
-            usable_share=len(ready) / len(replicas),
-            headroom_foreign_tokens=int(left.kv_tokens * flow.foreign_admission.open_share(model, now))
-            if left.slots
-            else 0,
-            batch_interference_ms=min(RATE_LIMIT_MS, batch_interference_ms),
-            used_share=min(waits.used_share(model, now), USED_LIMIT),
-            gpu_types=gpus,
-            bases=tuple(sorted(bases)) if bases else (),
-            base_unknown=bases is None,
-            max_model_len=facts.max_model_len,
-            root=facts.root,
-            parent=facts.parent,
-            context_tokens=int(longest) if longest < inf else 0,
-            foreign_wait_ms=min(waits.foreign_wait_ms(model, now), WAIT_LIMIT_MS) if flow.queue.by_id else 0.0,
-            **flow.scaling.reported(model),
-        )
-
-    def _served_by(self, model: str) -> tuple[tuple[str, ...], ModelFacts]:
-        """The kinds of GPU that serve the model, and what their engines say of it, computed once for each view, since
-        20 reports a second are built."""
-        view = self._flow.replicas.view
-        if view is not self._served_view:
-            self._served_view, self._served = view, {}
-        if model not in self._served:
-            replicas = (view.replicas[name] for name in view.by_model[model])
-            gpus = tuple(sorted({replica.gpu for replica in replicas if replica.gpu}))
-            self._served[model] = gpus, view.facts(model)
-        return self._served[model]
 
     # -- to the world
 
