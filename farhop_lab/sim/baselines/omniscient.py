@@ -34,7 +34,7 @@ class Oracle:
 
     def candidates(self, request: Request, state: RouterState, now: float) -> Sequence[str]:
         """See router.Eligibility. If no engine lives, a request is sent and fails."""
-        living = [name for pool in self._rooms.values() if pool.alive for name in pool.engines]
+        living = [name for name in state.engines if self._rooms[state.targets[name].region].alive]
         return [name for name in living if self._has_room(request, name, state)] if living else state.engines
 
     def choose(self, request: Request, among: Sequence[str], state: RouterState, now: float) -> str:

@@ -278,11 +278,15 @@ class RouterProcess:
                 active.last_word().broke(outcome.DIED_BEFORE_START)
 
     def take(self, active: ActiveRequest) -> None:
-        """A request arrives; a router of this kind reads its text."""
+        """A request arrives; a router of this kind reads its text. Who runs one keeps the law beside it: by the regions
+        that may compute a request its engines are chosen."""
         prompt, request = active.prompt, active.request
         exact = prompt.answer_tokens if self._probes.oracle else None
         active.request = msgspec.structs.replace(
-            request, tokens=Tokens(prompt.text), max_tokens=exact or request.max_tokens
+            request,
+            tokens=Tokens(prompt.text),
+            max_tokens=exact or request.max_tokens,
+            lawful=self.context.law.verdict(request.tenant, request.model, narrow=request.narrow).lawful,
         )
         self.relay.start(active)
 

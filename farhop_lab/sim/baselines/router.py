@@ -1,8 +1,9 @@
-"""A baseline router: its state, one queue (first come, first served), and rules for which targets are eligible and
+"""A baseline router: its state, its queue (first come, first served), and rules for which targets are eligible and
 which is picked.
 
 The machine `handle(event, now) -> commands` that a SimulatedRelay drives, as it drives the shipped ones. Invariants:
-the head of the queue goes first, and while it cannot, none does; one attempt per request, never a second (none of the
+the head of the queue goes first, and while it cannot, none does, but those that may go elsewhere where it may not by
+law; one attempt per request, never a second (none of the
 published routers retries); a request is concluded at its deadline if it has not begun. `RouterState` counts every sent
 request once, as queued until its first byte and as running from then on, and forgets it once; only the router writes
 it, rules read. Tokens are the emulated engine's, 4 bytes of text.
@@ -11,6 +12,7 @@ it, rules read. Tokens are the emulated engine's, 4 bytes of text.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from copy import copy
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
@@ -106,6 +108,22 @@ class RouterState:
         self.gone: set[str] = set()
         self.queued = 0
         self._sent: dict[str, tuple[str, int, bool]] = {}
+        self._within: dict[frozenset[str], RouterState] = {}
+
+    def within(self, lawful: frozenset[str] | None) -> RouterState:
+        """What there is for a request that only these regions may compute (None: all): all else is the same state."""
+        if lawful is None or lawful >= self.by_region.keys() | {self.targets[name].region for name in self.peers}:
+            return self
+        state = self._within.get(lawful)
+        if state is None:
+            state = self._within[lawful] = copy(self)
+            state.engines, state.local, state.peers = (
+                [name for name in names if self.targets[name].region in lawful]
+                for names in (self.engines, self.local, self.peers)
+            )
+            state.by_region = {region: names for region, names in self.by_region.items() if region in lawful}
+        state.queued = self.queued
+        return state
 
     # -- probes
 
@@ -223,7 +241,7 @@ class Router:
         self.state, self.eligibility, self.picker = state, eligibility, picker
         self._pause_s, self._smoothing = pause_s, smoothing
         self._next_at = 0.0
-        self._queue: OrderedDict[str, Request] = OrderedDict()
+        self._queues: dict[frozenset[str] | None, OrderedDict[str, Request]] = {}  # by where they may go
         self._live: dict[str, Request] = {}
         self._learner = picker if isinstance(picker, Learner) else None
         self._moments: dict[str, tuple[float, float]] = {}  # when it arrived, and began
@@ -248,41 +266,60 @@ class Router:
 
     def _arrived(self, event: machine.RequestArrived, now: float) -> list[Command]:
         request = event.request
-        if len(self._queue) >= QUEUE_MAX:
+        if self._queued >= QUEUE_MAX:
             return [Answer(request.id, outcome.QUEUE_FULL, "the queue is full")]
-        self._live[request.id] = self._queue[request.id] = request
+        self._live[request.id] = self._queues.setdefault(request.lawful, OrderedDict())[request.id] = request
         self._moments[request.id] = (now, now)
         commands: list[Command] = [SetTimer(request.id, request.deadline)]
         commands += self._drain(now)
-        if request.id in self._queue:
+        if self._waits(request):
             commands.append(Hold(request.id))
         return commands
 
     def _drain(self, now: float) -> list[Command]:
         """Send from the head as many as may go."""
         commands: list[Command] = []
-        queue, state = self._queue, self.state
-        while queue:
-            state.queued = len(queue)
-            head = next(iter(queue.values()))
+        state = self.state
+        waiting = {lawful: queue for lawful, queue in self._queues.items() if queue}
+        while waiting:
+            state.queued = self._queued
+            heads = {lawful: next(iter(queue.values())) for lawful, queue in waiting.items()}
+            lawful, head = min(heads.items(), key=self._arrival) if len(heads) > 1 else next(iter(heads.items()))
             if now < self._next_at:
                 commands.append(SetTimer(head.id, min(head.deadline, self._next_at)))
                 break
-            names = self.eligibility.candidates(head, state, now)
+            allowed = state.within(lawful)
+            names = self.eligibility.candidates(head, allowed, now)
             if not names:
-                break
+                if allowed is state:
+                    break
+                del waiting[lawful]
+                continue
             target = self.picker.choose(head, names, state, now)
-            del queue[head.id]
+            del waiting[lawful][head.id]
+            if not waiting[lawful]:
+                del waiting[lawful]
             self._next_at = now + self._pause_s
             state.sent(head, target)
             self.picker.sent(head, target, state, now)
             commands += [SetTimer(head.id, head.deadline), Forward(head.id, 1, target, _ANYWHERE, None, head.lawful)]
-        state.queued = len(queue)
+        state.queued = self._queued
         return commands
 
+    @property
+    def _queued(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def _arrival(self, head: tuple[frozenset[str] | None, Request]) -> float:
+        return self._moments[head[1].id][0]
+
+    def _waits(self, request: Request) -> bool:
+        return request.id in self._queues.get(request.lawful, ())
+
     def _conclude(self, request_id: str, now: float = 0.0, *, well: bool = False, usage: Usage | None = None) -> None:
-        self._queue.pop(request_id, None)
-        self._live.pop(request_id, None)
+        request = self._live.pop(request_id, None)
+        if request is not None:
+            self._queues[request.lawful].pop(request_id, None)
         moments = self._moments.pop(request_id, None)
         target = self.state.over(request_id)
         if self._learner is None or target is None:
@@ -321,7 +358,7 @@ class Router:
         if request is None or self.state.begun(event.id):
             return []
         if now >= request.deadline:
-            late = outcome.QUEUE_TIMEOUT if event.id in self._queue else outcome.DEADLINE
+            late = outcome.QUEUE_TIMEOUT if self._waits(request) else outcome.DEADLINE
             return self._answer(event.id, late, now)
         return [SetTimer(event.id, request.deadline), *self._drain(now)]
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from farhop_lab.sim.baselines.router import RouterState
 from farhop_lab.sim.baselines.world import build
 from farhop_lab.sim.clients import ClientPool
 from farhop_lab.sim.measures import RequestRecord
@@ -139,7 +140,8 @@ def test_regions_and_tenants_are_distinguished_and_fairness_is_theirs() -> None:
     assert score.unlawful == 0
 
 
-def test_router_that_ignores_the_law_is_detected() -> None:
+def test_router_that_ignores_the_law_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RouterState, "within", lambda self, _lawful: self)
     topology = priced(tenants={"bound": Rule(("a",))})
     world = build("central-round-robin", 1, topology, {"b": station(40, 1.0)})
     world.stream(2.0, lambda: world.arrive("a", "bound"), since=2.0, until=30.0)

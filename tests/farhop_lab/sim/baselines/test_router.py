@@ -34,12 +34,14 @@ def make(pause_s: float = 0.0, smoothing: float = 1.0) -> Router:
     return Router(state, Free(), LeastLoad(), pause_s=pause_s, smoothing=smoothing)
 
 
-def ask(name: str, deadline: float = 100.0) -> Request:
-    return Request(name, "t", "m", 400, 600, (), deadline, tokens=Tokens(b"x" * 400))
+def ask(name: str, deadline: float = 100.0, lawful: frozenset[str] | None = None) -> Request:
+    return Request(name, "t", "m", 400, 600, (), deadline, tokens=Tokens(b"x" * 400), lawful=lawful)
 
 
-def arrive(made: Router, name: str, now: float = 0.0, deadline: float = 100.0) -> list[str]:
-    return words(made.handle(machine.RequestArrived(ask(name, deadline)), now))
+def arrive(
+    made: Router, name: str, now: float = 0.0, deadline: float = 100.0, lawful: frozenset[str] | None = None
+) -> list[str]:
+    return words(made.handle(machine.RequestArrived(ask(name, deadline, lawful)), now))
 
 
 def words(commands: list[Command]) -> list[str]:
@@ -202,3 +204,16 @@ def test_a_router_reads_the_text_and_knows_forwarded_requests() -> None:
     assert text_of(asked("a", b"hello")) == b"hello"
     assert not forwarded(asked("a"))
     assert forwarded(asked("a", issuer="eu"))
+
+
+def test_one_that_only_its_region_may_compute_waits_for_room_there_and_holds_up_nobody_else() -> None:
+    state = RouterState("us", [Target("us/0", "us"), Target("eu/0", "eu")], {"eu": 90.0})
+    made = Router(state, Free(), LeastLoad())
+    made.handle(EnginesSeen("eu", {"eu/0": Sample(1, 1, 0.5)}), 0.0)
+    eu, both = frozenset({"eu"}), frozenset({"us", "eu"})
+    assert arrive(made, "a", lawful=eu) == ["a at 100", "a holds"]
+    assert arrive(made, "b", lawful=both) == ["b at 100", "b at 100", "b > us/0 #1"]
+    assert (state.queued, state.in_flight["us/0"]) == (1, 1)
+    freed = words(made.handle(EnginesSeen("eu", {"eu/0": Sample(0, 1, 0.5)}), 1.0))
+    assert freed == ["a at 100", "a > eu/0 #1"]
+    assert (state.queued, state.in_flight["eu/0"]) == (0, 1)

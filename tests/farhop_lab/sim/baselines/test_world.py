@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from farhop.balance.machine import Request
@@ -8,6 +10,7 @@ from farhop_lab.sim.faults import Fault, FaultInjector
 from farhop_lab.sim.measures import Measures
 from farhop_lab.sim.sites import flat, gpus, station
 from farhop_lab.sim.world import World
+from topology import load as topologies
 
 REGIONS = ["us", "eu", "asia"]
 OTHER = 2  # seed
@@ -45,6 +48,20 @@ def test_every_router_runs_and_one_seed_is_one_run(name: str) -> None:
     assert measures.outcomes["served"] > 0.7 * measures.arrived
     assert digest == again
     assert early != other
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_router_keeps_the_law(name: str) -> None:
+    """A rival that let EU prompts be computed on idle GPUs in Tokyo was compared with Farhop, which may not."""
+    sites = {"frankfurt": gpus("l4", 1), "tokyo": gpus("a100", 2)}
+    world = build(name, 1, topologies.load(topologies.shipped("five-regions")), sites)
+    for tenant in ("eu-only", "anywhere"):
+        ask = partial(world.arrive, "frankfurt", tenant, 6000, prefix=tenant, answer_tokens=20)
+        world.stream(3.0, ask, until=6.0)
+    world.run(60.0)
+    served = {one.region for one in world.measures.records if one.tenant == "eu-only" and one.outcome == "served"}
+    assert served == {"frankfurt"}
+    assert sum(one.outcome == "served" for one in world.measures.records if one.tenant == "anywhere") > 10
 
 
 def test_an_unknown_router_or_place_is_named() -> None:
