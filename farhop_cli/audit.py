@@ -37,7 +37,7 @@ def verify(folder: Path, key: str, seen: list[Path], as_json: bool) -> int:
     except OSError as error:
         fail(f"--seen: {error.filename} cannot be read: {error.strerror}; give a file that `checkpoint` was copied to")
     try:
-        checkpoint, beside = _settled(files, lambda: files.verify(earlier))
+        checkpoint, beside = _read_stable(files, lambda: files.verify(earlier))
     except LogError as error:
         return _broken(files, str(error), as_json)
     ends, starts, lost, lost_since = 0, 0, 0, 0  # `lost_since` the last start: each process counts from 0
@@ -83,7 +83,7 @@ def prove(decision: str, folder: Path, key: str, names: list[str], as_json: bool
         return checkpoint, note, proofs
 
     try:
-        checkpoint, note, proofs = _settled(files, found)
+        checkpoint, note, proofs = _read_stable(files, found)
     except LogError as error:
         return _broken(files, str(error), as_json)
     if as_json:
@@ -108,7 +108,7 @@ def export(folder: Path, out: Path, key: str) -> int:
     """Write what an auditor needs into one verified file; the exit code."""
     files, _ = _opened(folder, key)
     try:
-        checkpoint, _ = _settled(files, files.verify)
+        checkpoint, _ = _read_stable(files, files.verify)
         names = ["checkpoint", "vkey", *(tlog.tile_path(*at) for at in tlog.tiles_of(checkpoint.size))]
         names += [
             tlog.bundle_path(n, min(tlog.WIDTH, checkpoint.size - n * tlog.WIDTH))
@@ -148,7 +148,7 @@ def _opened(folder: Path, key: str) -> tuple[Files, bool]:
     return Files(folder, origin, public), bool(key)
 
 
-def _settled(files: Files, read: Callable[[], T]) -> T:
+def _read_stable(files: Files, read: Callable[[], T]) -> T:
     """Read a log that may be growing: again, if its checkpoint has changed meanwhile."""
     for left in reversed(range(_TRIES)):
         before = (files.folder / "checkpoint").read_bytes()

@@ -200,7 +200,7 @@ async def _reported(here: Fleet, fleet_options: FleetOptions, changed: Sequence[
     """Print what was done. The key last, so that it is not missed."""
     # Regional balancers also use keys: at their own client ports, and when they check a hop token's key.
     of = 0 if fleet_options.dry_run else len(here.admins) + len(here.regional)
-    aware = await setting.settled(lambda: _followed(here, changed[0]), of)
+    aware = await setting.followers_of(lambda: _followed(here, changed[0]), of)
     if fleet_options.as_json:
         made = {} if key is None or fleet_options.dry_run else {"key": key}
         balancers = {"dry_run": fleet_options.dry_run, "balancers": of, "aware": aware}

@@ -23,7 +23,7 @@ from farhop.store.hubs import stores_of
 from farhop.store.sealed import inner
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, PARTIAL, fail, first_of, warn
-from farhop_cli.setting import author_here, print_aware, settled, signing_key, unanswered, with_store
+from farhop_cli.setting import author_here, followers_of, print_aware, signing_key, unanswered, with_store
 from topology import law_document
 from topology.document import TEXT_CHARS_MAX, read
 from topology.problems import TopologyError, quoted
@@ -263,7 +263,7 @@ async def _set(
     if not fleet_options.dry_run:
         revision = await _write(store, before, document)
         asked = len(here.admins) + len(here.regional)
-        aware = await settled(lambda: _aware(here, read.epoch), asked)
+        aware = await followers_of(lambda: _aware(here, read.epoch), asked)
     difference = law_document.changed(held, read.over(topology))
     effects = effect.of_law(held, read.over(topology), statuses)
     if fleet_options.as_json:

@@ -188,7 +188,7 @@ def change(noun: Noun, here: Fleet, asked: SettingChange, fleet_options: FleetOp
                 await store.delete(asked.key, expect_revision=revision)
             else:
                 await store.put(asked.key, document, expect_revision=revision, ttl_s=asked.ttl_s)
-            aware = await settled(lambda: noun.followed(here, asked.region, before, after), of)
+            aware = await followers_of(lambda: noun.followed(here, asked.region, before, after), of)
         effects = await asked.effects(store) if asked.effects is not None and fleet_options.dry_run else ()
         if here.asked and all(one.status is None for one in here.asked.values()):
             effects = ()  # it affects no traffic
@@ -490,7 +490,7 @@ def with_store(here: Fleet, work: Callable[[Store], Awaitable[int]], *, writes: 
     return asyncio.run(run())
 
 
-async def settled(followed: Callable[[], Awaitable[int]], asked: int) -> int:
+async def followers_of(followed: Callable[[], Awaitable[int]], asked: int) -> int:
     """How many of the balancers follow, once all do or KNOWN_WITHIN_S is over. Fewer than all is not an error: the rest
     follow when they can.
     """

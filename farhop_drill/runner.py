@@ -97,7 +97,7 @@ class Runner:
                 self._act(event)
         finally:
             await self._end()
-        self._judge()
+        self._decide_verdict()
         return self.outcome
 
     def _act(self, event: Event) -> None:
@@ -282,7 +282,7 @@ class Runner:
                     await self._records.release(self._held)
         self.outcome.marks.ended_s = self._now_s()
 
-    def _judge(self) -> None:
+    def _decide_verdict(self) -> None:
         outcome, run = self.outcome, self.run_
         outcome.skipped = self._probe.skipped
         outcome.measures = measures.measured(

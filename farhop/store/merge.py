@@ -80,7 +80,7 @@ class Merged:
         else:
             for other in (hub, *self._lost):
                 self._listed[other].pop(change.key, None)
-        return self._settle(change.key)
+        return self._emit(change.key)
 
     def _lose(self, hub: str, why: str) -> list[Change]:
         self._lost[hub] = why
@@ -98,7 +98,7 @@ class Merged:
         self._revision += 1
         return Change(ChangeKind.SNAPSHOT, self._revision, entries=tuple(self._emitted.values()))
 
-    def _settle(self, key: str) -> list[Change]:
+    def _emit(self, key: str) -> list[Change]:
         if self._emitted is None:
             return []
         before, now = self._emitted.get(key), self._chosen(key)

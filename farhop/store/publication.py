@@ -124,7 +124,7 @@ class LeasedPublication(Publication):
         try:
             await self._publish(asyncio.get_running_loop())
         finally:
-            self._settle(failed=True)
+            self._resolve_waiting(failed=True)
 
     async def _publish(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
@@ -133,12 +133,12 @@ class LeasedPublication(Publication):
                 await self._attempt(loop)
             except StoreError as error:
                 self._trouble = str(error)
-                self._settle(failed=True)
+                self._resolve_waiting(failed=True)
                 await asyncio.sleep(self._backoff.next_s())
                 continue
             self._trouble = None
             self._backoff.reset()
-            self._settle(failed=False)
+            self._resolve_waiting(failed=False)
             if self._stored == self._version:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(self._refresh_at):
@@ -171,7 +171,7 @@ class LeasedPublication(Publication):
         self._waiting.append((self._version, future))
         return await future
 
-    def _settle(self, *, failed: bool) -> None:
+    def _resolve_waiting(self, *, failed: bool) -> None:
         keep = []
         for version, future in self._waiting:
             if future.done():

@@ -97,7 +97,7 @@ class Driver:
         self._timer = self._loop.call_later(max(0.0, due - self._clock()), self._end, step, due)
 
     def _end(self, step: Step, due: float) -> None:
-        self._core.settle()
+        self._core.end_step()
         now = self._clock()
         tickets = self._tickets
         for emission in step.emissions:

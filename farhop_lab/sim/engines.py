@@ -200,7 +200,7 @@ class Gpu:
         if self._paused:
             self._due = self._end, (step,)
             return
-        self._core.settle()
+        self._core.end_step()
         for emission in step.emissions:
             known = self._jobs.get(emission.id)
             if known is None:

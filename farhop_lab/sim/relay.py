@@ -65,7 +65,7 @@ class EntryPoint(Protocol):
         """Its driver."""
 
 
-class Attempt(Protocol):
+class SimulatedAttempt(Protocol):
     """One attempt under way; reports its progress to the relay."""
 
     number: int
@@ -109,7 +109,7 @@ class ActiveRequest:
 
     def __init__(self, request: Request, prompt: Prompt, client: Client) -> None:
         self.request, self.prompt, self.client = request, prompt, client
-        self.attempt: Attempt | None = None
+        self.attempt: SimulatedAttempt | None = None
         self.attempts = 0
         self.timer: Call | None = None
         self.target = ""
@@ -142,7 +142,7 @@ class SimulatedRelay:
         timeline: Timeline,
         clock_s: float,
         journal: Journal,
-        attempt: Callable[[ActiveRequest, Forward], Attempt],
+        attempt: Callable[[ActiveRequest, Forward], SimulatedAttempt],
     ) -> None:
         self.name, self.flow = name, flow
         self._timeline, self._clock_s, self._journal, self._attempt = timeline, clock_s, journal, attempt
@@ -172,7 +172,7 @@ class SimulatedRelay:
         """Whether this request is under way here."""
         return request_id in self.live
 
-    def attempts(self) -> list[Attempt]:
+    def attempts(self) -> list[SimulatedAttempt]:
         """Attempts under way."""
         return [active.attempt for active in self.live.values() if active.attempt is not None]
 
@@ -210,7 +210,7 @@ class SimulatedRelay:
 
     # -- events of an attempt
 
-    def began(self, active: ActiveRequest, attempt: Attempt, status: int) -> None:
+    def began(self, active: ActiveRequest, attempt: SimulatedAttempt, status: int) -> None:
         """The first byte arrived."""
         if status == 400 and active.longer:  # engines here refuse only what they cannot hold
             self.failed(active, attempt, outcome.TOO_LONG)
@@ -221,7 +221,7 @@ class SimulatedRelay:
                 active.client.began(status)
 
     def ended(
-        self, active: ActiveRequest, attempt: Attempt, status: int, usage: Usage | None,
+        self, active: ActiveRequest, attempt: SimulatedAttempt, status: int, usage: Usage | None,
         chain: tuple[int, ...] = (), answer_bytes: int = 0, fault: Outcome | None = None,
     ) -> None:  # fmt: skip
         """The answer is complete; with `fault` the engine ended it with an error."""
@@ -234,13 +234,15 @@ class SimulatedRelay:
             self.react(ended)
             active.last_word().ended(status if fault is None else 500, usage)
 
-    def refused(self, active: ActiveRequest, attempt: Attempt, reason: Outcome, wait_ms: float | None) -> None:
+    def refused(self, active: ActiveRequest, attempt: SimulatedAttempt, reason: Outcome, wait_ms: float | None) -> None:
         """The tier below refused it."""
         if active.attempt is attempt:
             active.attempt = None
             self.react(machine.AttemptRefused(active.request.id, attempt.number, reason, wait_ms))
 
-    def failed(self, active: ActiveRequest, attempt: Attempt, reason: Outcome, *, target_lives: bool = False) -> None:
+    def failed(
+        self, active: ActiveRequest, attempt: SimulatedAttempt, reason: Outcome, *, target_lives: bool = False
+    ) -> None:
         """The attempt broke."""
         if active.attempt is attempt:
             active.attempt = None

@@ -192,9 +192,9 @@ class CachingLawBook(LawBook):
 
     judged: dict[bytes, Any]
 
-    def _judge(self, written: bytes) -> Any:
+    def _parse_law(self, written: bytes) -> Any:
         if written not in self.judged:
-            self.judged[written] = super()._judge(written)
+            self.judged[written] = super()._parse_law(written)
         return self.judged[written]
 
 

@@ -247,7 +247,7 @@ class AnswerCacheRelay:
             shared.recorded = partial(self._recorded, shared, client, asked.key, law)
         if plan.share is not None:
             cache.leads(plan.share, shared, request.deadline)
-            shared.settled = partial(cache.settled, plan.share, shared)
+            shared.on_closed = partial(cache.stop_sharing, plan.share, shared)
         self._send(client, shared)
         if isinstance(shared.callbacks, ActiveRequest):
             client.active = shared.callbacks  # as the relay has it

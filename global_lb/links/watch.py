@@ -154,7 +154,7 @@ class RegionWatcher:
         await self._tasks.close()
         for link in self.links.values():
             self._retire(link)
-        await self.retired.settle()
+        await self.retired.join()
 
     def _retire(self, link: BalancerLink) -> None:
         """Close a link without waiting for it."""

@@ -148,10 +148,10 @@ class AnswerCache(Generic[H]):
         return stored if fresh and stored.region in lawful else None
 
     def leads(self, share: ShareKey, leader: H, deadline: float) -> None:
-        """Other requests may share this one's answer from now on, until it is `settled`; its deadline bounds it."""
+        """Other requests may share this one's answer from now on, until `stop_sharing`; its deadline bounds it."""
         self._leaders[share] = leader, deadline
 
-    def settled(self, share: ShareKey, leader: H) -> None:
+    def stop_sharing(self, share: ShareKey, leader: H) -> None:
         """No further request can share this one's answer."""
         known = self._leaders.get(share)
         if known is not None and known[0] is leader:

@@ -31,7 +31,7 @@ from global_lb.routing import admission, cascade, lost
 from global_lb.routing.pick import Decision, pick
 from global_lb.routing.policy import OverridesChanged
 from global_lb.routing.redirect import Redirects
-from global_lb.routing.request_state import Attempt, RequestState
+from global_lb.routing.request_state import RegionAttempt, RequestState
 from global_lb.routing.routes import Routes, RoutesChanged
 from topology.law import Scope
 
@@ -244,7 +244,7 @@ class GlobalFlow:
             return self._resume(state, attempt, event, now)
         return self._came_back(state, attempt, event.outcome, now, counted=False)
 
-    def _too_long(self, state: RequestState, attempt: Attempt) -> None:
+    def _too_long(self, state: RequestState, attempt: RegionAttempt) -> None:
         """The region refused the request for its length: regions that cannot hold longer ones need not be asked."""
         model = state.request.model
         refused_tokens = self.regions.context_tokens(attempt.region, model)  # infinite: unknown, or it is down
@@ -252,7 +252,9 @@ class GlobalFlow:
             if self.regions.context_tokens(region, model) <= refused_tokens < inf:
                 state.refusals.setdefault(region, outcome.TOO_LONG)
 
-    def _resume(self, state: RequestState, attempt: Attempt, event: machine.AttemptFailed, now: float) -> list[Command]:
+    def _resume(
+        self, state: RequestState, attempt: RegionAttempt, event: machine.AttemptFailed, now: float
+    ) -> list[Command]:
         """After a failure in mid-stream: continue from another region, if the law in force and the bounds allow it. If
         no region seems to serve just now, it waits: its client has a part of the answer, and a region that could
         continue may come back. So may a lost region that is the only one: its engines need not have stopped with its
@@ -308,13 +310,13 @@ class GlobalFlow:
             return self._move(state, attempt, now)
         return [self._look_again(state, attempt, now)]
 
-    def _look_again(self, state: RequestState, attempt: Attempt, now: float) -> Command:
+    def _look_again(self, state: RequestState, attempt: RegionAttempt, now: float) -> Command:
         """Set a timer to see whether the request's region is still alive: a request that is lost on the way causes no
         event."""
         deadline = state.request.deadline
         return self._timer(state, deadline if attempt.started else min(deadline, now + LOOK_AGAIN_S))
 
-    def _should_give_up(self, state: RequestState, attempt: Attempt, now: float) -> bool:
+    def _should_give_up(self, state: RequestState, attempt: RegionAttempt, now: float) -> bool:
         """Whether an attempt that has not begun should be given up: its region is down, or suspect while another is
         not. A region that left the topology reports no more: there only the relay's time limits apply."""
         if attempt.region not in self.law.topology.regions:
@@ -326,7 +328,7 @@ class GlobalFlow:
         other = self.consider(state.request, now, state.lawful, elsewhere).chosen
         return other is not None and self.regions.liveness_of(other.region).read(now).state is State.UP
 
-    def _under_way(self, event: AttemptEvent) -> tuple[RequestState, Attempt] | None:
+    def _under_way(self, event: AttemptEvent) -> tuple[RequestState, RegionAttempt] | None:
         """The request and its current attempt, if the event is about that one; an event of an earlier attempt changes
         nothing."""
         state = self.requests.get(event.id)
@@ -334,19 +336,19 @@ class GlobalFlow:
             return None
         return state, state.attempt
 
-    def _start(self, state: RequestState, attempt: Attempt, status: int) -> None:
+    def _start(self, state: RequestState, attempt: RegionAttempt, status: int) -> None:
         """The answer's first byte is here, alone or with the whole answer."""
         attempt.started = True
         if self.displaced:
             self.displaced.pop(state.request.id, None)
         self.regions.liveness_of(attempt.region).relay_succeeded()
-        attempt.load.settled(state.request.prompt_bytes, attempt.work_bytes)
+        attempt.load.answered(state.request.prompt_bytes, attempt.work_bytes)
         self.regions.load_changed(attempt.region)
         # The region holds this prefix now. It is recorded only if the law allows hints of it here.
         if status < 400 and admission.hints_allowed(state.request, self.config.region, self.law):
             self.regions.caches(attempt.region, state.request.chain)
 
-    def _answer_begins(self, state: RequestState, attempt: Attempt, now: float) -> None:
+    def _answer_begins(self, state: RequestState, attempt: RegionAttempt, now: float) -> None:
         """An answer begins: it counts as under way from now on, and its first token's time is compared with the
         promise. An answer in one piece shows no first token, and a continued stream is another request there."""
         request, chosen = state.request, state.decision.chosen if state.decision is not None else None
@@ -358,7 +360,7 @@ class GlobalFlow:
         self.estimates.began(request.tenant, request.model, attempt.tokens_per_s, now)
 
     def _answer_over(
-        self, state: RequestState, attempt: Attempt, now: float, usage: machine.Usage | None, *, ended: bool
+        self, state: RequestState, attempt: RegionAttempt, now: float, usage: machine.Usage | None, *, ended: bool
     ) -> None:
         """The answer is not under way any more: ended, or broken off."""
         request, per_s, began_at = state.request, attempt.tokens_per_s, attempt.began_at
@@ -409,7 +411,7 @@ class GlobalFlow:
         return self._wake(now, by_law=True) + recalled
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
-        self.redirects.settle(self.regions, now)
+        self.redirects.expire(self.regions, now)
         self.regions.adopt(event.view, now)
         law = self.law.knowing(self.regions.lineages.of)
         return self._wake(now) if law is self.law else self._apply_law(law, now)
@@ -423,7 +425,7 @@ class GlobalFlow:
         def change() -> None:
             self.regions.liveness_of(region).reported(now, renewed=event.renewed)
             if known is not None:
-                self.redirects.settle(self.regions, now)
+                self.redirects.expire(self.regions, now)
                 self.regions.take(region, known)
 
         return self._changed(region, change, now)
@@ -477,7 +479,7 @@ class GlobalFlow:
     def _move_at(self, state: RequestState, at: float) -> Command:
         return self._timer(state, min(state.request.deadline, at))
 
-    def _move(self, state: RequestState, attempt: Attempt, now: float) -> list[Command]:
+    def _move(self, state: RequestState, attempt: RegionAttempt, now: float) -> list[Command]:
         """Ask the relay to move the stream, which knows whether it can be continued; one that cannot finishes where it
         is."""
         if self.regions.liveness_of(attempt.region).forced.read(now) is None:
@@ -553,7 +555,7 @@ class GlobalFlow:
             commands += self._dispatch(state, now, decision=decision)
         return commands
 
-    def _better_at(self, region: str, state: RequestState, attempt: Attempt, now: float) -> Decision | None:
+    def _better_at(self, region: str, state: RequestState, attempt: RegionAttempt, now: float) -> Decision | None:
         """The decision to move a waiting request to that region, if it would begin there at once and long before its
         turn where it waits; None otherwise."""
         if now >= state.request.deadline or state.attempts + 1 >= retry.ATTEMPTS_MAX:
@@ -710,7 +712,7 @@ class GlobalFlow:
             return [self.redirects.redirect(request, decision, instance, lawful, self.regions, now)]
         state.attempts += 1
         load, work_bytes = self.regions.load_of(instance), chosen.work_bytes
-        state.attempt = Attempt(chosen.region, instance, load, work_bytes, now)
+        state.attempt = RegionAttempt(chosen.region, instance, load, work_bytes, now)
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
         load.sent(request.prompt_bytes, work_bytes)
         self.regions.asked(request.model, work_bytes)
@@ -769,7 +771,7 @@ class GlobalFlow:
 
     # -- queries of death: what may have ended two processes is not handed to a third (farhop.balance.health.suspects)
 
-    def _broke_off(self, state: RequestState, attempt: Attempt, reason: Outcome, now: float) -> None:
+    def _broke_off(self, state: RequestState, attempt: RegionAttempt, reason: Outcome, now: float) -> None:
         """An attempt ended without an answer: it was under way, unless there was no connection."""
         instance, request = attempt.instance, state.request
         if request.body_hash and reason in BROKE_OFF:
@@ -805,7 +807,7 @@ class GlobalFlow:
         return machine.SetTimer(state.request.id, at)
 
     def _came_back(
-        self, state: RequestState, attempt: Attempt, reason: Outcome, now: float, *, counted: bool
+        self, state: RequestState, attempt: RegionAttempt, reason: Outcome, now: float, *, counted: bool
     ) -> list[Command]:
         """An attempt ended before the first byte: try the next runner-up, within the retry rules, or answer.
 
@@ -896,7 +898,7 @@ class GlobalFlow:
         if state.budgeted:
             self.budget.give()
 
-    def _withdraw(self, state: RequestState, attempt: Attempt, *, counted: bool) -> None:
+    def _withdraw(self, state: RequestState, attempt: RegionAttempt, *, counted: bool) -> None:
         """The attempt is over: release what it reserved."""
         self.ledger.release(state.request.id)
         if attempt.tokens_per_s:
@@ -905,8 +907,8 @@ class GlobalFlow:
             self.displaced.pop(state.request.id, None)
         state.attempt = None
         if not attempt.started:
-            settle = attempt.load.settled if counted else attempt.load.came_back
-            settle(state.request.prompt_bytes, attempt.work_bytes)
+            release = attempt.load.answered if counted else attempt.load.came_back
+            release(state.request.prompt_bytes, attempt.work_bytes)
             self.regions.load_changed(attempt.region)
 
 

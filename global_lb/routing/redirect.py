@@ -82,7 +82,7 @@ class Redirects:
         """The command to redirect. The load that it sends to the region counts there for a while."""
         chosen = decision.chosen
         assert chosen is not None
-        self.settle(regions, now)
+        self.expire(regions, now)
         if len(self._redirected) < REDIRECTED_MAX:
             load = regions.load_of(instance)
             load.sent(request.prompt_bytes)
@@ -90,7 +90,7 @@ class Redirects:
         forward = machine.Forward(request.id, 1, chosen.region, instance.tier, chosen.bare_ttft_ms, lawful, decision)
         return machine.Redirect(request.id, instance.client_url, outcome.REDIRECTED, forward)
 
-    def settle(self, regions: Regions, now: float) -> None:
+    def expire(self, regions: Regions, now: float) -> None:
         """Stop counting redirects whose time is over."""
         redirected = self._redirected
         while redirected and redirected[0][0] <= now:

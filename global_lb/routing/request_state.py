@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _UNLAWFUL_THERE = (outcome.UNLAWFUL_HERE, outcome.UNLAWFUL_UNREAD)
 
 
-class Attempt(msgspec.Struct, eq=False, gc=False):
+class RegionAttempt(msgspec.Struct, eq=False, gc=False):
     """One attempt in flight."""
 
     region: str
@@ -39,7 +39,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     request: Request
     lawful: frozenset[str]  # by `law`, knowing what its model is based on, and by its hop token, if it has one
     law: Law  # that of its arrival
-    attempt: Attempt | None = None  # the attempt under way; None: none
+    attempt: RegionAttempt | None = None  # the attempt under way; None: none
     attempts: int = 0  # how many were made
     transport_retries: int = 0
     budgeted: bool = False  # a retry of it was taken from the retry budget

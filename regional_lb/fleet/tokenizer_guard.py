@@ -65,7 +65,7 @@ class TokenizerGuard:
             self._mismatch(shape).miscounted += 1
         elif seen is not None:
             seen.miscounted = 0
-            self._settle(shape, seen)
+            self._forget_if_clean(shape, seen)
 
     def cached(self, shape: Shape, expected: float, reported: int, held: float) -> None:
         """An engine that reports all found `reported` of a prompt's tokens cached, where it let us expect `expected`;
@@ -79,7 +79,7 @@ class TokenizerGuard:
             self._mismatch(shape).mispredicted += 1
         elif reported and (seen := self.mismatches.get(shape)) is not None:
             seen.mispredicted = seen.prompts = 0
-            self._settle(shape, seen)
+            self._forget_if_clean(shape, seen)
 
     def _mismatch(self, shape: Shape) -> _Mismatches:
         seen = self.mismatches[shape] = self.mismatches.pop(shape, _Mismatches())
@@ -87,6 +87,6 @@ class TokenizerGuard:
             del self.mismatches[next(iter(self.mismatches))]
         return seen
 
-    def _settle(self, shape: Shape, seen: _Mismatches) -> None:
+    def _forget_if_clean(self, shape: Shape, seen: _Mismatches) -> None:
         if not (seen.miscounted or seen.mispredicted):
             del self.mismatches[shape]

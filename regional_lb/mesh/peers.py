@@ -139,7 +139,7 @@ class Peers:
     def withdraw(self) -> None:
         """Hand over all replicas that we own; our requests under way are still reported."""
         self.feed.draining = True
-        self._judge(anyway=True)
+        self._update_participants(anyway=True)
 
     async def close(self) -> None:
         """Stop following."""
@@ -236,10 +236,10 @@ class Peers:
                 self.react(TurnTimerFired())
             turn += ticks
             if turn % _TURN < ticks:
-                self._judge()
+                self._update_participants()
                 await self._forget()
 
-    def _judge(self, *, anyway: bool = False) -> None:
+    def _update_participants(self, *, anyway: bool = False) -> None:
         now = self.clock()
         speaking = frozenset(n for n, known in self.known.items() if now - known.stream_at < GONE_S)
         live = frozenset(n for n, known in self.known.items() if known.synced and _lives(known, now))
@@ -320,7 +320,7 @@ class Peers:
         known.stream_at, known.synced = self.clock(), True
         self.react(event)
         if first or (name in self._taking_part[0]) == known.draining:
-            self._judge(anyway=first)
+            self._update_participants(anyway=first)
 
     def law_to_ask_for(self, update: peers_pb2.PeerUpdate) -> LawBook | None:
         """The law book through which to exchange laws, if the peer's law is later than ours and could be trusted; else
@@ -349,7 +349,7 @@ class Peers:
         for known in self.known.values():
             if known.address == address and known.link is None and known.stream_at > -inf:
                 known.stream_at, known.reported_at = min(known.stream_at, gone_at), min(known.reported_at, gone_at)
-                self._judge()
+                self._update_participants()
 
     # -- for operators
 

@@ -422,7 +422,7 @@ class GatewayConnection(asyncio.Protocol):
         if partial:
             partial += data
             if len(partial) < _PREFIX_BYTES + int.from_bytes(partial[1:_PREFIX_BYTES]):
-                self._judge(stream, partial)
+                self._hold_partial(stream, partial)
                 return
             self._release_message(stream)
             data, stream.partial = partial, bytearray()  # type: ignore[assignment]  # as good to read as bytes are
@@ -441,9 +441,9 @@ class GatewayConnection(asyncio.Protocol):
                 self._idle_frames = max(0, self._idle_frames - _IDLE_PER_MESSAGE)
         if at < end and stream.call.status is None:
             stream.partial += whole[at:]
-            self._judge(stream, stream.partial)
+            self._hold_partial(stream, stream.partial)
 
-    def _judge(self, stream: _Stream, partial: bytearray) -> None:
+    def _hold_partial(self, stream: _Stream, partial: bytearray) -> None:
         """Whether an incomplete message may be completed, and be held until then."""
         more = len(partial) - stream.held
         if not self._budget.take(more):

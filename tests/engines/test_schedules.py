@@ -55,7 +55,7 @@ def _ours(load: dict[str, Any]) -> list[Any]:
             live[name] = Sequence(name, wanted, TextModel("m", seed=int(name[1:])), gpu)
             core.submit(live[name], 0.0)
         core.step(0.0)
-        core.settle()
+        core.end_step()
         live = {name: one for name, one in live.items() if one.finished is None}
         state = {name: [one.computed_tokens, one.output_tokens] for name, one in live.items()}
         told.append([state, core.counters.preemptions])

@@ -60,7 +60,7 @@ class Oracle:
                 self.held[process] = document
         elif what == "read":
             self.came[of.id] = (self.known_to(process), self.asking)
-            self._judge("entry", region, process, of.id, self.known_to(process))
+            self._check_lawful("entry", region, process, of.id, self.known_to(process))
         else:
             request_id, _, attempt = of.id.partition("/")
             self.seen[f"{what} again"] += attempt not in ("", "1") or (what, of.id) in self.gone
@@ -68,10 +68,10 @@ class Oracle:
             for node in of.chain:
                 self.owners.setdefault(node, set()).add(self.came[request_id][1])
             for document in (self.came[request_id][0], self.known_to(process)):
-                self._judge("processing", region, process, request_id, document)
+                self._check_lawful("processing", region, process, request_id, document)
         self.seen[what] += 1
 
-    def _judge(self, scope: str, region: str, process: str, request_id: str, document: Document) -> None:
+    def _check_lawful(self, scope: str, region: str, process: str, request_id: str, document: Document) -> None:
         whose = self.came[request_id][1]
         if region not in lawful(document, scope, *whose, MODEL, {}):
             self.violations.append(f"{process}: {request_id} of {whose} in {region} against epoch {document['epoch']}")

@@ -47,8 +47,9 @@ class CombinedLoad:
 
 
 class UnacknowledgedLoad:
-    """The counts towards one regional balancer instance. Every `sent` is followed by one `settled` or `came_back`, with
-    the same figures: a request's prompt, and the part of it that is not expected to be cached there (all, if left out).
+    """The counts towards one regional balancer instance. Every `sent` is followed by one `answered` or `came_back`,
+    with the same figures: a request's prompt, and the part of it that is not expected to be cached there (all, if left
+    out).
 
     `turn` is kept for the sender: a number that shows which target was sent something last.
     """
@@ -95,7 +96,7 @@ class UnacknowledgedLoad:
         self._work += n_bytes if work_bytes is None else work_bytes
         self._resting = False
 
-    def settled(self, n_bytes: float, work_bytes: float | None = None) -> None:
+    def answered(self, n_bytes: float, work_bytes: float | None = None) -> None:
         """The receiver answered the request, or refused it: it has counted the request, which no longer waits there."""
         self._requests = max(0, self._requests - 1)
         self._pending = max(0.0, self._pending - n_bytes)
@@ -105,7 +106,7 @@ class UnacknowledgedLoad:
 
     def came_back(self, n_bytes: float, work_bytes: float | None = None) -> None:
         """The request never arrived, or it is unknown whether it did: expect no acknowledgement."""
-        self.settled(n_bytes, work_bytes)
+        self.answered(n_bytes, work_bytes)
         self._sent = max(self._accepted, self._sent - n_bytes)
 
     def acknowledged(self, incarnation: int, accepted: float) -> None:

@@ -62,7 +62,7 @@ class ExactProgress(Progress):
         self._body = body if plan.chat else b""  # until it has sent text
         self._tokens_left = tokens_max
         self._prompt, self.ids = _NONE, array("I")
-        self._prompt_json = b""  # the same, until they are needed; packed once settled
+        self._prompt_json = b""  # the same, until they are needed; packed by `compact`
         self._sure = 0  # of the ids, those whose text the client has, wholly
         self._begins = _CONTENT if plan.chat else _TEXT  # what comes before an event's text
         self._form: tuple[bytes, _Behind] | None = None  # of this stream's events: to the text, and behind it
@@ -89,7 +89,7 @@ class ExactProgress(Progress):
         told = self._prompt_json
         return told if told[:1] == b"[" else _unpacked(told) if told else _listed(self._prompt)
 
-    def settle(self) -> None:
+    def compact(self) -> None:
         """See Progress."""
         if len(self._prompt_json) > _SHORT_BYTES and self._prompt_json[:1] == b"[":
             self._prompt_json = _packed(self._prompt_json)

@@ -249,7 +249,7 @@ class Progress(ABC):
     def held_bytes(self) -> int:
         """Bytes held for this stream."""
 
-    def settle(self) -> None:  # noqa: B027 - text has nothing of the kind
+    def compact(self) -> None:  # noqa: B027 - text has nothing of the kind
         """The first events have passed: what is held of them may be stored more compactly from now on."""
 
     @property

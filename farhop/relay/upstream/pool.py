@@ -336,7 +336,7 @@ class UpstreamConnection(asyncio.Protocol):
             more = rest or self._unread
             if more:  # after a complete answer: unsolicited
                 self._pool.distrust(self.address)
-            self._settle(attempt, keep=not more)
+            self._detach(attempt, keep=not more)
 
     def _defer_input(self, data: bytes) -> bytes:
         """Keep for later turns what is too much for this turn of the event loop; returns the piece for this turn."""
@@ -418,7 +418,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._quiet_bytes > self._pool.limits.head_bytes_max:
             raise FramingError("too much framing without a body")
 
-    def _settle(self, attempt: UpstreamHandler, keep: bool) -> None:
+    def _detach(self, attempt: UpstreamHandler, keep: bool) -> None:
         self.attempt, self._unread, self._taken_bytes, self._behind = None, b"", 0, False
         transport = self.transport
         if transport is not None:

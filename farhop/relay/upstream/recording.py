@@ -234,7 +234,7 @@ class SharedExchange(Exchange):
     """The exchange that the relay answers, in place of the exchange of the first request (that of `leader`).
 
     An answer of at most `keeps_max` bytes is held completely: readers may join, and `recorded` is called once if it
-    ends well. Of a longer answer, at most that much is held between the fastest and the slowest reader. `settled` is
+    ends well. Of a longer answer, at most that much is held between the fastest and the slowest reader. `on_closed` is
     called once, when no reader can join any more. `stream`: whether an event stream was asked for. `leader_lines`: the
     head of the leader's answer (region, decision, timing). `callbacks`: those of the attempt that fetches the answer.
     """
@@ -251,10 +251,10 @@ class SharedExchange(Exchange):
         "keeps_max",
         "leader",
         "leader_lines",
+        "on_closed",
         "readers",
         "recorded",
         "recording",
-        "settled",
     )  # fmt: skip
 
     def __init__(self, leader: Reader, room: Room, keeps_max: int, *, stream: bool) -> None:
@@ -265,7 +265,7 @@ class SharedExchange(Exchange):
         self.recording, self.readers = AnswerRecording(), [leader]
         self.keeps_max, self._keeps = keeps_max, keeps_max > 0
         self.recorded: Callable[[], None] | None = None
-        self.settled: Callable[[], None] | None = None
+        self.on_closed: Callable[[], None] | None = None
         self.leader_lines = b""
         self._taken = 0
         self._over = self._solo = self._stopped = self._upstream_paused = False
@@ -292,7 +292,7 @@ class SharedExchange(Exchange):
         if reader in self.readers:
             self.readers.remove(reader)
         if not self.readers and not self._over:
-            self._settle()
+            self._close_sharing()
             self._over = True
             if self.callbacks is not None:
                 self.callbacks.client_left()
@@ -381,7 +381,7 @@ class SharedExchange(Exchange):
         if self._solo:
             self.leader.exchange.finish()
             return
-        self._settle()
+        self._close_sharing()
         self._over = self.recording.whole = True
         if self._keeps and self.recording.first == 0 and self.recorded is not None:
             self.recorded()
@@ -394,7 +394,7 @@ class SharedExchange(Exchange):
         if self._solo:
             self.leader.exchange.break_off(event)
             return
-        self._settle()
+        self._close_sharing()
         self._over = True
         reason = outcome.STOPPING if self._stopped else outcome.DIED_MID_STREAM
         for reader in tuple(self.readers):
@@ -407,7 +407,7 @@ class SharedExchange(Exchange):
         """Give the answer to the leader alone, and release all other readers. Returns whether the leader is still
         connected.
         """
-        self._settle()
+        self._close_sharing()
         self._solo = True
         there = self.leader in self.readers
         others = [reader for reader in self.readers if reader is not self.leader]
@@ -419,10 +419,10 @@ class SharedExchange(Exchange):
             self.leader.shared, self.leader.exchange.callbacks = None, self.callbacks
         return there
 
-    def _settle(self) -> None:
-        settled, self.settled = self.settled, None
-        if settled is not None:
-            settled()
+    def _close_sharing(self) -> None:
+        on_closed, self.on_closed = self.on_closed, None
+        if on_closed is not None:
+            on_closed()
 
     def _add(self, data: bytes) -> None:
         recording = self.recording
@@ -461,7 +461,7 @@ class SharedExchange(Exchange):
         recording = self.recording
         least = min((reader.at for reader in self.readers), default=recording.end)
         if least > recording.first:
-            self._settle()
+            self._close_sharing()
             self._release(recording.drop(least))
 
     def _cut_slowest(self, lag_max: int = 0) -> bool:

@@ -139,7 +139,7 @@ class Resumption:
 
     def keeps(self, progress: Progress) -> bool:
         """Account for what a stream keeps now; whether there is room for it."""
-        progress.settle()
+        progress.compact()
         self.kept_bytes += progress.held_bytes - progress.counted_bytes
         progress.counted_bytes = progress.held_bytes
         return self.kept_bytes <= self._kept_bytes_max

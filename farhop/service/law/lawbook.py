@@ -119,7 +119,7 @@ class LawBook:
         epoch = stamp(kept.document)[0]
         if epoch < self.law.epoch:
             return  # the topology's file is newer
-        judged = self._judge(kept.document)
+        judged = self._parse_law(kept.document)
         if isinstance(judged, _Read):
             if self._is_news(judged):
                 self._take_in(judged, "its own disk")
@@ -215,7 +215,7 @@ class LawBook:
     def changed(self, change: Change, hub: str = _HUB) -> None:
         """Process one change from a hub's watch, at once."""
         if self._news(change, hub):
-            judged = self._judge(self._hubs[hub].seen)
+            judged = self._parse_law(self._hubs[hub].seen)
             if self._is_news(judged):
                 self._keep(self._hubs[hub].seen)
                 if self._unkept:
@@ -237,7 +237,7 @@ class LawBook:
         before, hub.seen, hub.revision = hub.seen, *((law.value, law.revision) if law is not None else (b"", 0))
         return first or hub.seen != before  # otherwise the same document is listed again, after a gap
 
-    def _judge(self, written: bytes) -> _Read | TopologyError | EnvelopeError | None:
+    def _parse_law(self, written: bytes) -> _Read | TopologyError | EnvelopeError | None:
         """The law in a document, or why it does not count; None if the document is empty."""
         if not written:
             return None
@@ -248,9 +248,9 @@ class LawBook:
             return error
 
     async def _judged(self, written: bytes) -> _Read | TopologyError | EnvelopeError | None:
-        """Like _judge, but reads a large document in a thread, and saves a law that is to come into force to disk."""
+        """As _parse_law, but reads a large document in a thread, and saves a law that is to come into force to disk."""
         large = len(written) > INLINE_BYTES_MAX
-        judged = await asyncio.to_thread(self._judge, written) if large else self._judge(written)
+        judged = await asyncio.to_thread(self._parse_law, written) if large else self._parse_law(written)
         if self._is_news(judged) and self._state is not None:
             await asyncio.to_thread(self._keep, written)
             if self._unkept:

@@ -124,10 +124,10 @@ class Decisions:
 
     def _judge_each(self, doubtful: dict[str, None]) -> Iterator[None]:
         while doubtful and doubtful is self._doubtful:
-            self._judge(doubtful.popitem()[0])
+            self._recheck(doubtful.popitem()[0])
             yield
 
-    def _judge(self, name: str) -> None:
+    def _recheck(self, name: str) -> None:
         self._doubtful.pop(name, None)
         record = self._records.get(name)
         if record is not None and not self._may_stay(record):
@@ -135,7 +135,7 @@ class Decisions:
 
     def _read(self, name: str) -> Callable[[], dict[str, Any]] | None:
         if name in self._doubtful:
-            self._judge(name)
+            self._recheck(name)
         return self._records.get(name)
 
     def get(self, decision_id: str) -> dict[str, Any] | None:

@@ -40,7 +40,7 @@ class Tasks:
             problem = {"message": f"{task.get_name()} failed and has ended", "exception": error, "task": task}
             task.get_loop().call_exception_handler(problem)
 
-    async def settle(self) -> None:
+    async def join(self) -> None:
         """Wait until all tasks have ended by themselves."""
         while self._running:
             await asyncio.wait(tuple(self._running))

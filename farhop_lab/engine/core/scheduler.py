@@ -166,7 +166,7 @@ class EngineCore:
         self._end(sequence, "abort")
         return True
 
-    def settle(self) -> None:
+    def end_step(self) -> None:
         """The step's time has passed: sequences that it finished leave. Does nothing if there is none."""
         for sequence in self._leaving:
             if sequence.keeps:
@@ -178,7 +178,7 @@ class EngineCore:
 
     def step(self, now: float) -> Step:
         """Decide one forward pass beginning at `now`. Without work: an empty step of 0 ms."""
-        self.settle()
+        self.end_step()
         if not self._live:
             return Step(0.0, [], 0, 0)
         budget = self.profile.prefill_tokens_per_step

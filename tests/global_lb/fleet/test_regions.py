@@ -91,7 +91,7 @@ def test_equal_instances_take_turns_and_one_with_fewer_free_slots_does_not(regio
         assert best is not None
         load = regions.load_of(best)
         load.sent(400, 0.0)  # cached there: nothing to wait for
-        load.settled(400, 0.0)  # and it began at once
+        load.answered(400, 0.0)  # and it began at once
         return best.name
 
     assert [sent_to() for _ in range(6)] == list("abcabc")
@@ -131,7 +131,7 @@ def test_requests_sent_to_any_instance_take_slots_of_the_region(regions: Regions
         handed = instance("london", "a", wait_ms=5.0, slots_free=8, slots_total=8, usable_share=1.0)
         regions.adopt(seen(handed, msgspec.structs.replace(b, draining=True)).view, 2.0)
         assert regions.candidates(*asked).scored(0, 0.0).headroom == 5.0
-    regions.load_of(b).settled(400)
+    regions.load_of(b).answered(400)
     assert regions.candidates(*asked).scored(0, 0.0).headroom == 6.0
 
 
@@ -169,7 +169,7 @@ def test_a_report_repeated_with_another_regions_is_no_second_report(regions: Reg
     first = seen(london).view
     regions.adopt(first, 1.0)
     regions.load_of(london).sent(500)
-    regions.load_of(london).settled(500)  # answered; the next report will count it
+    regions.load_of(london).answered(500)  # answered; the next report will count it
     for now in (2.0, 3.0):
         regions.adopt(seen(london, instance("tokyo", received_at=now)).view, now)
     regions.load_of(london).sent(10)

@@ -115,9 +115,9 @@ def test_only_an_equal_request_of_the_same_caller_follows_a_lead() -> None:
     assert isinstance(cache.decide(request(), b"k1", SHARES, LAW, 1.0, key_id="another issued key"), Lead)
     assert cache.decide(request(), b"k1", KEEPS, LAW, 1.0) == Lead(None, keeps=True)  # its route does not say so
     assert cache.decide(request(), b"k1", SHARES, LAW, 1.0, renew=True) == Lead(None, keeps=False)
-    cache.settled(lead.share, "another")
+    cache.stop_sharing(lead.share, "another")
     assert cache.decide(request(), b"k1", SHARES, LAW, 1.0) == Follow("one")
-    cache.settled(lead.share, "one")
+    cache.stop_sharing(lead.share, "one")
     assert isinstance(cache.decide(request(), b"k1", SHARES, LAW, 1.0), Lead)
 
 

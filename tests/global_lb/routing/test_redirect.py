@@ -112,9 +112,9 @@ def test_a_redirected_request_counts_as_sent_for_a_while() -> None:
     assert load.outstanding_bytes == 40_000
     waits = machine.consider(request("b"), 0.0).ranked
     assert next(s for s in waits if s.region == "london").wait_ms > 5.0
-    machine.redirects.settle(machine.regions, REDIRECTED_S - 0.01)
+    machine.redirects.expire(machine.regions, REDIRECTED_S - 0.01)
     assert load.outstanding_bytes == 40_000
-    machine.redirects.settle(machine.regions, REDIRECTED_S)
+    machine.redirects.expire(machine.regions, REDIRECTED_S)
     assert load.outstanding_bytes == 0
     assert next(s for s in machine.consider(request("b"), 0.0).ranked if s.region == "london").wait_ms == 5.0
 

@@ -106,5 +106,5 @@ async def test_an_exporter_is_asked_once_for_all_and_no_longer_than_it_is_named(
             await found.looked()
             assert len(found.tasks) == 1
         found.watcher.watch(set())
-        await found.tasks.settle()
+        await found.tasks.join()
         assert found.watcher.health_of(found.replica()) == ("", "")

@@ -21,8 +21,8 @@ def test_sent_bytes_are_outstanding_until_acknowledged_or_answered() -> None:
     assert known.outstanding_bytes == 150.0
     known.acknowledged(1, 100.0)
     assert known.outstanding_bytes == 50.0
-    known.settled(100)
-    known.settled(50)  # answered before any report counted it
+    known.answered(100)
+    known.answered(50)  # answered before any report counted it
     assert known.outstanding_bytes == 0.0
 
 
@@ -43,7 +43,7 @@ def test_cached_bytes_are_outstanding_but_not_to_be_prefilled() -> None:
     assert (known.outstanding_bytes, known.outstanding_work_bytes) == (200.0, 60.0)
     known.acknowledged(1, 100.0)  # which of the two is not known: half of both
     assert (known.outstanding_bytes, known.outstanding_work_bytes) == (100.0, 30.0)
-    known.settled(100, 10)
+    known.answered(100, 10)
     assert (known.outstanding_bytes, known.outstanding_work_bytes) == (100.0, 50.0)
     known.came_back(100, 50)
     assert (known.outstanding_bytes, known.outstanding_work_bytes) == (0.0, 0.0)
@@ -85,7 +85,7 @@ def test_a_counting_error_is_gone_once_nothing_is_under_way() -> None:
     known = UnacknowledgedLoad()
     known.acknowledged(1, 0.0)
     known.sent(500)
-    known.settled(500)  # assumed to be counted, but it never was
+    known.answered(500)  # assumed to be counted, but it never was
     known.acknowledged(1, 0.0)
     known.acknowledged(1, 0.0)
     known.sent(10)
@@ -101,7 +101,7 @@ def test_bytes_to_prefill_are_a_part_of_the_outstanding_ones(sent: list[tuple[fl
         known.sent(n_bytes, share * n_bytes)
         assert 0.0 <= known.outstanding_work_bytes <= known.outstanding_bytes * (1.0 + 1e-9)
     for n_bytes, share, arrived in sent:
-        (known.settled if arrived else known.came_back)(n_bytes, share * n_bytes)
+        (known.answered if arrived else known.came_back)(n_bytes, share * n_bytes)
         assert 0.0 <= known.outstanding_work_bytes <= known.outstanding_bytes + 1e-6
     assert known.outstanding_work_bytes == 0.0
 
@@ -128,7 +128,7 @@ def test_the_outstanding_load_is_exact_if_all_messages_arrive_in_order(steps: li
             reported = accepted
             known.acknowledged(1, float(accepted))
         elif what == "begin" and counted:
-            known.settled(counted.pop(0))
+            known.answered(counted.pop(0))
         unanswered = sum(travelling) + sum(counted)
         assert known.outstanding_bytes == min(sum(travelling) + accepted - reported, unanswered)
     if not travelling and not counted:
@@ -150,8 +150,8 @@ def test_outstanding_bytes_stay_within_bounds_for_any_report(steps: list[tuple[i
             known.acknowledged(incarnation, float(n))
             assert known.outstanding_bytes <= before
         elif pending:
-            (known.settled if what == 3 else known.came_back)(pending.pop(n % len(pending)))
+            (known.answered if what == 3 else known.came_back)(pending.pop(n % len(pending)))
         assert 0.0 <= known.outstanding_bytes <= sum(pending)
     for n in pending:
-        known.settled(n)
+        known.answered(n)
     assert known.outstanding_bytes == 0.0

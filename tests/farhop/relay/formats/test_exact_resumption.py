@@ -72,8 +72,8 @@ def test_kept_prompt_ids_are_packed_into_half_of_their_bytes(prompt: list[int], 
     listed = made.replace(b",", b", ") if spaced else made
     event = b'data: {"id":"i","created":1,"model":"m","choices":[],"prompt_token_ids":%b}\n\n' % listed
     kept.take(event)
-    kept.settle()
-    kept.settle()
+    kept.compact()
+    kept.compact()
     if len(made) > 300 and not spaced:
         assert kept.held_bytes == len(made) // 2 - 1 + len(made) % 2
     assert kept.prompt_listed == listed

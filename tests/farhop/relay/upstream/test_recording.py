@@ -160,7 +160,7 @@ def test_a_kept_answer_is_sent_in_pieces_as_the_client_reads() -> None:
 def test_an_answer_that_cannot_be_shared_goes_to_the_leader_alone(begins: str) -> None:
     one, owner, upstream, wire = shared()
     settled: list[bool] = []
-    one.settled = lambda: settled.append(True)
+    one.on_closed = lambda: settled.append(True)
     other, unsent = reader(owner)
     one.join(other)
     if begins == "reply":

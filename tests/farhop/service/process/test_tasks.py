@@ -78,7 +78,7 @@ async def test_settling_waits_and_cancels_nothing() -> None:
         done.append(1)
 
     tasks.start(work(), "work")
-    await tasks.settle()
+    await tasks.join()
     assert done == [1]
 
 

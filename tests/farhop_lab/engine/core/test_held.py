@@ -30,7 +30,7 @@ def _computed(core: EngineCore, sequence: Sequence) -> Sequence:
         if sequence.finished:
             break
         core.step(0.0)
-    core.settle()
+    core.end_step()
     assert sequence.finished == "length"
     return sequence
 
@@ -57,7 +57,7 @@ def test_a_client_that_leaves_before_the_answer_leaves_no_blocks_held() -> None:
     core.submit(_sequence("a", b"x" * 130, keeps=True), 0.0)
     core.step(0.0)  # the last token is due when this step is over
     assert not core.abort("a")
-    core.settle()
+    core.end_step()
     assert (len(core.held), core.kv.referenced) == (0, 0)
 
 
@@ -163,7 +163,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.core.step(0.0)
             for name in self.kept:
                 self.core.held.drop(name)
-        self.core.settle()
+        self.core.end_step()
         for name in self.kept:
             self.core.held.drop(name)
         assert not self.core.has_work

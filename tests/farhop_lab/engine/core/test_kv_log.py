@@ -35,7 +35,7 @@ class Engine:
     def run(self) -> None:
         while self.core.has_work:
             self.core.step(0.0)
-        self.core.settle()
+        self.core.end_step()
 
 
 def test_a_prompt_is_reported_block_by_block() -> None:

@@ -54,7 +54,7 @@ class Playbook:
     def run(self) -> None:
         for _ in range(10_000):
             if not self.core.has_work:
-                self.core.settle()
+                self.core.end_step()
                 return
             self.step()
         raise AssertionError("the core never came to rest")
@@ -78,7 +78,7 @@ def test_one_alone_prefill_then_decode_then_rest() -> None:
     assert (last.duration_ms, last.prefill_tokens, last.decode_sequences) == (10.1, 0, 1)
     assert last.emissions[0].finished == "length"
     assert book.core.running == 1  # until its time has passed
-    book.core.settle()
+    book.core.end_step()
     assert (book.core.running, book.core.kv.referenced, book.core.has_work) == (0, 0, False)
     assert book.core.counters.finished["length"] == 1
 
