@@ -46,7 +46,7 @@ def create(
     tenant: str, scopes: tuple[list[str], list[str], list[str]], after: str | None, length: str | None,
     why: str, by: str | None, fleet_options: FleetOptions, *, explain: bool = False,
 ) -> int:  # fmt: skip
-    """Issue a key and show it; the exit code. `scopes`: models, paths, places; `explain`: it may see receipts."""
+    """Create a key and show it; the exit code. `scopes`: models, paths, places; `explain`: it may see receipts."""
     now = datetime.now(UTC)
     begins = now + _length("--after", after) if after is not None else None
     models, paths, within = (tuple(dict.fromkeys(names)) for names in scopes)
@@ -128,7 +128,7 @@ def listed(tenant: str, fleet_options: FleetOptions) -> int:
         elif found:
             show.table("keys", _COLUMNS, [_line(one) for one in found])
         else:
-            show.line("no keys were issued; those that come with the law are in `farhop law get`")
+            show.line("no keys were created; those that come with the law are in `farhop law get`")
         return 0
 
     return setting.with_store(fleet_options.fleet(), work)
@@ -140,7 +140,7 @@ async def _issued(store: Store, id_: str) -> tuple[KeyValue, IssuedKey]:
         fail(f"ID: {quoted(id_)} is no key's id; see `farhop key list`")
     entry = await store.get(issued_key(id_))
     if entry is None:
-        fail(f"ID: no key {quoted(id_)} was issued; see `farhop key list`", NEGATIVE)
+        fail(f"ID: no key {quoted(id_)} was created; see `farhop key list`", NEGATIVE)
     one = _read(entry)
     if one is None:
         fail(f"the document at {entry.key} cannot be read, and admits no caller; nothing was changed", NEGATIVE)

@@ -68,7 +68,7 @@ COMMANDS = {
         "verbs", "app", "Check maps, laws and configurations, each and together: every error at once."
     ),
     "healthcheck": LazyCommand("verbs", "app", "Ask the balancer in this container whether it is alive, or ready."),
-    "key": LazyCommand("key", "key_app", "API keys: issue, rotate, revoke and list them."),
+    "key": LazyCommand("key", "key_app", "API keys: create, rotate, revoke and list them."),
     "limit": LazyCommand("limit", "limit_app", "What tenants, their keys and models may use, fleet-wide."),
     "hash-key": LazyCommand("verbs", "app", "Print the hash that a topology holds of an API key."),
     "certs": LazyCommand("verbs", "certs_app", "Make certificates and keys for a fleet."),

@@ -1,4 +1,4 @@
-"""`farhop key`: API keys, issued, rotated, revoked and listed. Only declares the commands and their options."""
+"""`farhop key`: API keys, created, rotated, revoked and listed. Only declares the commands and their options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farhop_cli.help_page import App
 from farhop_cli.options import PLAIN, By, FleetOptions, Why
 
 key_app = App(
-    help="API keys: issue, rotate, revoke and list them.",
+    help="API keys: create, rotate, revoke and list them.",
     epilog='Example:  farhop key create acme --model llama --for 90d --why "nightly batch"',
     **PLAIN,
 )  # fmt: skip
@@ -54,7 +54,7 @@ def key_create(
     *,
     fleet_options: FleetOptions,
 ) -> int:
-    """Issue a key. It is shown once, and kept as its SHA-256.
+    """Create a key. It is shown once, and kept as its SHA-256.
 
     Its requests are the tenant's, under the law and narrowed by these options. All balancers follow.
     """
@@ -102,7 +102,7 @@ def key_list(
     *,
     fleet_options: FleetOptions,
 ) -> int:
-    """List the keys issued: whose, for what, until when."""
+    """List the keys created: whose, for what, until when."""
     from farhop_cli.key import listed
 
     return listed(tenant, fleet_options)

@@ -87,7 +87,7 @@ def test_a_dry_run_makes_nothing(cli, stands):
         (("create", "eu-only", "--for", "soon"), 2, "--for"),
         (("create", "eu-only", "--path", "v1"), 2, "--path: must begin with /"),
         (("create", "eu-only", "--model", ""), 2, "--model: must be 1 to 256"),
-        (("revoke", "k1"), 1, "no key 'k1' was issued"),
+        (("revoke", "k1"), 1, "no key 'k1' was created"),
         (("rotate", "a/b"), 2, "no key's id"),
     ],
 )
