@@ -175,6 +175,10 @@ class Responder:
         self._cookies, self._nsid, self.rate, self._slip = cookies, nsid, rate, slip
         self._keys = keys or {}
         self._seen = [0] * BUCKETS
+        self._signed, self._signed_of = (
+            0,
+            [0] * BUCKETS,
+        )  # signatures so far; answers that took some, in this second by network
         self.askers: dict[str, tuple[bytes, int]] = {}
         self.tails: dict[bytes, _Tail] = {}
         self._subnet_senders: dict[
@@ -222,7 +226,7 @@ class Responder:
         if int(now) // 60 != int(self.now) // 60:
             self.tails.clear()  # cookies grow old
         self.now = now
-        self._seen = [0] * BUCKETS
+        self._seen, self._signed_of = [0] * BUCKETS, [0] * BUCKETS
 
     # -- the fast path
 
@@ -451,6 +455,7 @@ class Responder:
         """The RRSIG records over a set, and how many."""
         fixed = pointer + RRSIG.to_bytes(2, "big") + b"\0\1" + ttl.to_bytes(4, "big")
         made = keys.rrsigs(owner, kind, ttl, rdatas, zone.wire, int(self.now))
+        self._signed += 1
         return b"".join(fixed + len(rrsig).to_bytes(2, "big") + rrsig for rrsig in made), len(made)
 
     # -- the strict path
@@ -472,7 +477,7 @@ class Responder:
             whole, proven = self._cookies.verify(query.cookie, asker, int(self.now))
             self.counts[PROVEN] += proven
             after = b"\0\x0a\0\x18" + whole
-        if udp and not proven and self._limited(bucket):
+        if udp and (self._signed_too_often(query, bucket) if proven else self._limited(bucket)):
             return self._slipped(data, query)
         if query.nsid and self._nsid:
             after += b"\0\x03" + len(self._nsid).to_bytes(2, "big") + self._nsid
@@ -480,7 +485,9 @@ class Responder:
         # A cookie that proves nothing comes once: its sender comes back with the one that it got.
         if udp and (proven or query.cookie is None or self._cookies is None):
             self._keep(data, query, tail)
+        before = self._signed
         prepared, length = self._found(query, asker)
+        self._signed_of[bucket] += self._signed > before
         opt = tail.opt
         if query.ecs is not None:
             opt += _BYTE[length] + query.ecs[2]
@@ -638,6 +645,18 @@ class Responder:
             return True
         self._seen[bucket] = seen + 1
         return False
+
+    def _signed_too_often(self, query: message.Query, bucket: int) -> bool:
+        """Whether an answer may have to be signed for a network for which as many were, in this second, as it may ask
+        without a cookie. What a name has is signed once and kept; that another does not exist is signed each time, for
+        0.1 ms and more, and there are names without end.
+        """
+        if not (query.dnssec or query.type == RRSIG) or not self._signed_of[bucket] >= self.rate > 0:
+            return False
+        if self._slot(query.name, query.type) is not None:
+            return False
+        self.counts[LIMITED] += 1
+        return True
 
     def _slipped(self, data: bytes, query: message.Query) -> bytes | None:
         """Of those, every `slip`-th is truncated, to come by TCP."""
