@@ -175,10 +175,8 @@ class Responder:
         self._cookies, self._nsid, self.rate, self._slip = cookies, nsid, rate, slip
         self._keys = keys or {}
         self._seen = [0] * BUCKETS
-        self._signed, self._signed_of = (
-            0,
-            [0] * BUCKETS,
-        )  # signatures so far; answers that took some, in this second by network
+        self._signed = 0  # signatures so far
+        self._signed_of = [0] * BUCKETS  # answers of this second that took some, by network
         self.askers: dict[str, tuple[bytes, int]] = {}
         self.tails: dict[bytes, _Tail] = {}
         self._subnet_senders: dict[
