@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # 1.0, and 99 % with 1.25.
 MARGIN = 1.25
 HOPELESS = 2.0  # times as long as it may: the expectation errs
-CACHED_SHARE = 0.5  # below it a cached prefix is no reason to go before others
+CACHED_SHARE = 0.25  # below it a cached prefix is no reason to go before others
 
 
 class WaitEstimate:
