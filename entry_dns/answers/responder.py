@@ -176,7 +176,7 @@ class Responder:
         self._keys = keys or {}
         self._seen = [0] * BUCKETS
         self._signed = 0  # signatures so far
-        self._signed_of = [0] * BUCKETS  # answers of this second that took some, by network
+        self._signed_of = [0] * BUCKETS  # by network: answers of this second that took some, to valid cookies
         self.askers: dict[str, tuple[bytes, int]] = {}
         self.tails: dict[bytes, _Tail] = {}
         self._subnet_senders: dict[
@@ -485,7 +485,8 @@ class Responder:
             self._keep(data, query, tail)
         before = self._signed
         prepared, length = self._found(query, asker)
-        self._signed_of[bucket] += self._signed > before
+        if udp and proven:  # who proves nothing, and may be spoofed, uses up nothing of who does
+            self._signed_of[bucket] += self._signed > before
         opt = tail.opt
         if query.ecs is not None:
             opt += _BYTE[length] + query.ecs[2]

@@ -226,3 +226,9 @@ def test_who_asks_for_ever_other_names_with_a_valid_cookie_is_sent_to_tcp_before
     assert dns.message.from_wire(responder.answer(plain.to_wire(), "192.0.2.200")).authority, "and what is not signed"
     responder.tick(responder.now + 1.0)
     assert asked("z.entry.example").authority
+    responder.tick(responder.now + 1.0)
+    for n in range(9):
+        spoofed = dns.message.make_query(f"s{n}.entry.example", "A", want_dnssec=True)
+        responder.answer(spoofed.to_wire(), "192.0.2.66")
+        asked(f"t{n}.entry.example", udp=False)
+    assert [bool(asked(f"u{n}.entry.example").authority) for n in range(4)] == [True, True, True, False]
